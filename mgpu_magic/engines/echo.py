@@ -1,0 +1,159 @@
+"""An engine that answers each prompt with itself, for trying the machinery without a model.
+
+Its switches are its `engine_args`: see `EchoSettings`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, assert_never
+
+from mgpu_magic.engines import Loaded
+from mgpu_magic.messages import Chat, Completion, Pickled, Stats, Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from mgpu_magic.messages import Outcome, Prompt, Request
+    from mgpu_magic.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoSettings:
+    """Switches of the echo engine.
+
+    Attributes:
+        delay: Seconds per prompt.
+        delay_per_character: Seconds per character of a prompt, on top.
+        import_delay: Seconds that importing takes.
+        load_delay: Seconds that loading takes.
+        capacity: Requests held at the same time.
+        expand: Replace `$NAME` in a prompt by the worker's environment variable.
+        fail_on: A prompt that holds this text fails.
+        die_on: A prompt that holds this text kills the worker with SIGKILL.
+        hang_on: A prompt that holds this text is never answered, nor any after it.
+        fail_to_load: Loading raises an error with this text.
+        fork_child: Start a process that would outlive a worker that is only killed itself.
+        print_bytes: Bytes written to the log while loading.
+    """
+
+    delay: float = 0.0
+    delay_per_character: float = 0.0
+    import_delay: float = 0.0
+    load_delay: float = 0.0
+    capacity: int = 8
+    expand: bool = False
+    fail_on: str = ""
+    die_on: str = ""
+    hang_on: str = ""
+    fail_to_load: str = ""
+    fork_child: bool = False
+    print_bytes: int = 0
+
+
+class EchoEngine:
+    """Answers prompts one after the other; `max_tokens` cuts the answer, a token is a word."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._settings = EchoSettings()
+        self._queue: OrderedDict[int, tuple[str, dict[str, Any]]] = OrderedDict()
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+
+    def prepare(self) -> None:
+        """See `Engine`."""
+        known = {field.name for field in fields(EchoSettings)}
+        for name in self._spec.engine_args.keys() - known:
+            raise TypeError(f"echo has no engine argument {name!r}; it knows {sorted(known)}")
+        self._settings = EchoSettings(**self._spec.engine_args)
+        time.sleep(self._settings.import_delay)
+
+    def load(self, report: Callable[[str, float | None], None]) -> Loaded:
+        """See `Engine`."""
+        report("loading", 0.0)
+        settings = self._settings
+        if settings.print_bytes:
+            line = "echo " * 15 + "\n"
+            sys.stdout.write(line * (settings.print_bytes // len(line)))
+            sys.stdout.flush()
+        if settings.fork_child:
+            subprocess.Popen(["sleep", "600"])  # noqa: S607  # any `sleep` will do
+        time.sleep(settings.load_delay)
+        if settings.fail_to_load:
+            raise RuntimeError(settings.fail_to_load)
+        report("loading", 1.0)
+        return Loaded(capacity=settings.capacity)
+
+    def add(self, request: Request) -> None:
+        """See `Engine`."""
+        text = _text(request.prompt)
+        if self._settings.fail_on and self._settings.fail_on in text:
+            raise ValueError(f"the prompt holds {self._settings.fail_on!r}")
+        self._queue[request.index] = (text, request.sampling.for_index(request.index))
+
+    def step(self) -> list[Outcome]:
+        """See `Engine`."""
+        settings = self._settings
+        index, (text, sampling) = next(iter(self._queue.items()))
+        if settings.die_on and settings.die_on in text:
+            os.kill(os.getpid(), 9)
+        while settings.hang_on and settings.hang_on in text:
+            time.sleep(60)
+        seconds = settings.delay + settings.delay_per_character * len(text)
+        if seconds:
+            time.sleep(seconds)
+        self._queue.pop(index)
+        words = (os.path.expandvars(text) if settings.expand else text).split()
+        answer = words[: sampling.get("max_tokens") or len(words)]
+        self._prompt_tokens += len(words)
+        self._output_tokens += len(answer)
+        completion = Completion(
+            index=index,
+            texts=(" ".join(answer),) * sampling.get("n", 1),
+            finish_reasons=("stop" if len(answer) == len(words) else "length",)
+            * sampling.get("n", 1),
+            prompt_tokens=len(words),
+            output_tokens=len(answer),
+            seconds=seconds,
+            device=self._spec.label,
+        )
+        return [completion]
+
+    def abort(self, indices: Iterable[int]) -> None:
+        """See `Engine`."""
+        for index in indices:
+            self._queue.pop(index, None)
+
+    @property
+    def busy(self) -> bool:
+        """See `Engine`."""
+        return bool(self._queue)
+
+    def stats(self) -> Stats:
+        """See `Engine`."""
+        waiting = len(self._queue)
+        return Stats(min(waiting, 1), max(waiting - 1, 0), self._prompt_tokens, self._output_tokens)
+
+    def close(self) -> None:
+        """See `Engine`."""
+
+
+def _text(prompt: Prompt) -> str:
+    match prompt:
+        case str():
+            return prompt
+        case Tokens(ids):
+            return " ".join(map(str, ids))
+        case Chat(messages):
+            return str(messages[-1]["content"])
+        case Pickled(data):
+            return str(pickle.loads(data)["prompt"])  # noqa: S301  # from the kernel alone
+        case _:
+            assert_never(prompt)

@@ -1,0 +1,223 @@
+"""One spawned process per worker.
+
+```
+            kernel                                    worker process (own session)
+ session ── send ──> writer thread ──┐
+                                     ├── socketpair ── python -m mgpu_magic.worker
+ session <── emit ── reader thread ──┘                        │
+             emit ── waiter thread: wait() on the process     │
+             (open until the kernel dies) ── lifeline pipe ───┘
+```
+
+The child's environment is complete before its interpreter starts, so nothing can touch CUDA or
+count cores too early; `__main__` is never imported again; the kernel's own environment stays as
+it is. Death is what `wait()` says, never the end of the pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import psutil
+
+from mgpu_magic.errors import ProtocolError, WorkerStartError
+from mgpu_magic.messages import (
+    PROTOCOL,
+    Command,
+    Exited,
+    Fatal,
+    RemoteError,
+    Start,
+    Started,
+    decode_event,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from mgpu_magic.launchers import Emit
+    from mgpu_magic.spec import WorkerSpec
+
+LOG_TAIL_BYTES = 4096
+GROUP_GONE_SECONDS = 5.0
+
+
+def environment(
+    spec: WorkerSpec, base: Mapping[str, str], path: Sequence[str] = ()
+) -> dict[str, str]:
+    """The environment of a worker: the kernel's, narrowed to the worker's device.
+
+    Args:
+        spec: The worker.
+        base: The kernel's environment.
+        path: The kernel's `sys.path`: the worker shall import what the kernel would.
+    """
+    variables = dict(base)
+    variables["PYTHONUNBUFFERED"] = "1"
+    variables["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in path)
+    variables.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts
+    variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.mask for device in spec.devices)
+    cores = sum(len(device.cores) for device in spec.devices)
+    if cores:
+        variables["OMP_NUM_THREADS"] = str(cores)
+    return variables
+
+
+class ProcessLauncher:
+    """Starts each worker as a process of its own.
+
+    Args:
+        directory: Where the log files go; a file is private to the user.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def start(self, worker: int, spec: WorkerSpec, emit: Emit) -> ProcessHandle:
+        """See `Launcher`."""
+        return ProcessHandle(worker, spec, emit, self._directory / f"worker-{worker}.log")
+
+
+class ProcessHandle:
+    """A worker process, see `WorkerHandle`."""
+
+    def __init__(self, worker: int, spec: WorkerSpec, emit: Emit, log: Path) -> None:
+        self._worker = worker
+        self._emit = emit
+        self._log = log
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        try:
+            with open(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as output:
+                self._process = subprocess.Popen(  # noqa: S603  # our own module
+                    [
+                        sys.executable, "-m", "mgpu_magic.worker",
+                        str(theirs.fileno()), str(lifeline),
+                    ],
+                    env=environment(spec, os.environ, sys.path),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs.fileno(), lifeline),
+                    start_new_session=True,  # the kernel's interrupt must not reach it
+                )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            os.close(self._lifeline)
+            raise WorkerStartError(
+                f"{spec.label}: the worker process cannot be started: {error}. "
+                "Check free memory and the limit on processes (`ulimit -u`)."
+            ) from error
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._connection = Connection(ours.detach())
+        self._reader = self._thread("read", self._read)
+        self._writer = self._thread("write", self._write)
+        emit(worker, Started(self.pid))
+        self.send(Start(PROTOCOL, spec))
+        self._reader.start()
+        self._writer.start()
+        self._thread("wait", self._wait).start()
+
+    @property
+    def pid(self) -> int:
+        """See `WorkerHandle`."""
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """See `WorkerHandle`."""
+        return self._log
+
+    def send(self, command: Command) -> None:
+        """See `WorkerHandle`."""
+        self._commands.put(command)
+
+    def kill(self) -> None:
+        """See `WorkerHandle`."""
+        if self._process.returncode is None:  # not yet waited for: the group's id is still ours
+            _kill_group(self.pid)
+
+    def _thread(self, job: str, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=f"mgpu-{job}-{self._worker}", daemon=True)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._emit(self._worker, decode_event(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            return
+        except ProtocolError as error:
+            self._emit(self._worker, Fatal(RemoteError("ProtocolError", str(error))))
+            self.kill()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # the worker died; the waiter tells
+            while (command := self._commands.get()) is not None:
+                self._connection.send_bytes(encode(command))
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        _end_group(self.pid)  # whatever the worker started, vLLM's engine process say
+        self._reader.join(
+            GROUP_GONE_SECONDS
+        )  # what was sent before death is read before death is told
+        self._commands.put(None)
+        self._writer.join()
+        self._connection.close()
+        os.close(self._lifeline)
+        name = signal.Signals(-code).name if code < 0 else None
+        self._emit(self._worker, Exited(None if name else code, name, log_tail(self._log)))
+
+
+def log_tail(log: Path, size: int = LOG_TAIL_BYTES) -> str:
+    """The last whole lines of a log file, `size` bytes at most."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - size))
+            text = file.read(size).decode(errors="replace")
+    except OSError as error:
+        return f"(the log cannot be read: {error})"
+    return text if end <= size else text.partition("\n")[2]
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _end_group(group: int) -> None:
+    """Kill what is left of a process group and wait until it is gone."""
+    _kill_group(group)
+    deadline = time.monotonic() + GROUP_GONE_SECONDS
+    while _members(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _members(group: int) -> list[int]:
+    """Living processes of a group (one that only waits to be reaped holds nothing)."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return []
+    members = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                members.append(process.pid)
+    return members

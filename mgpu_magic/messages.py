@@ -1,0 +1,359 @@
+"""The typed messages between the kernel and a worker, and their codec.
+
+```
+kernel                                  worker
+  Start(protocol, spec)      ──────>
+                             <──────    Hello, Loading("importing")
+  Load()                     ──────>
+                             <──────    Loading("loading"), Ready
+  Submit(job, requests)      ──────>
+                             <──────    Outcomes(job, outcomes) ..., Stats each second
+  Abort(job, indices)        ──────>
+  Drain()                    ──────>
+                             <──────    Stopped
+```
+
+`Started` and `Exited` are made by the launcher, which alone knows of processes.
+`job` numbers the jobs of a warm worker, so that an outcome of an aborted job can never be taken
+for one of the next. Shared by both sides; imports `spec` and `errors` alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args
+
+from mgpu_magic.errors import ProtocolError
+from mgpu_magic.spec import Sampling, WorkerSpec  # noqa: TC001  # `get_args` needs the classes
+
+PROTOCOL = 1
+
+
+# --- prompts, requests and outcomes ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A prompt of token ids."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation: dicts with `role` and `content`; the worker applies the chat template."""
+
+    messages: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A prompt that holds user objects (images, say), as cloudpickle bytes: unpickled late."""
+
+    data: bytes
+
+
+Prompt: TypeAlias = str | Tokens | Chat | Pickled
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt of a job.
+
+    Attributes:
+        index: Its place among the prompts.
+        prompt: What the engine reads.
+        sampling: Shared between the requests that have the same.
+    """
+
+    index: int
+    prompt: Prompt
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteError:
+    """An exception of a worker as text: vLLM's own cannot be pickled.
+
+    Attributes:
+        kind: Type name, such as `"VLLMValidationError"`.
+        message: What it said.
+        traceback: The whole traceback; empty for an error that concerns one request.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural logarithm) of one token at one position."""
+
+    token_id: int
+    token: str | None
+    logprob: float
+    rank: int | None
+
+
+Logprobs: TypeAlias = tuple[tuple[TokenLogprob, ...], ...]
+"""Per position, the candidates as vLLM orders them (the chosen token is among them)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The answer to one prompt.
+
+    Attributes:
+        index: Its place among the prompts.
+        texts: The generated texts, `n` of them.
+        finish_reasons: Why each text ended: `"stop"`, `"length"`, ...
+        prompt_tokens: Tokens of the prompt.
+        output_tokens: Tokens generated, over all texts.
+        seconds: From the engine's taking it to its end.
+        device: Label of the device that answered, such as `"cuda:0"`.
+        logprobs: Per text, where `SamplingParams.logprobs` asked for them; else None.
+        prompt_logprobs: Per prompt position (the first is empty), where asked for; else None.
+        token_ids: Per text, where `detokenize=False` leaves no text; else None.
+    """
+
+    index: int
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str | None, ...]
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+    device: str
+    logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: Logprobs | None = None
+    token_ids: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first text."""
+        return self.texts[0]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first text ended."""
+        return self.finish_reasons[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A prompt without an answer.
+
+    Attributes:
+        index: Its place among the prompts.
+        error: The original error, as text.
+        attempts: How often it was tried.
+    """
+
+    index: int
+    error: RemoteError
+    attempts: int = 1
+
+
+Outcome: TypeAlias = Completion | Failure
+
+
+# --- commands to the worker ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """First, once: what the worker is. It may import its engine now."""
+
+    protocol: int
+    spec: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """It may load its model now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Requests to answer, after `Ready`."""
+
+    job: int
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget these requests, after `Ready`; no outcome follows for them."""
+
+    job: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what is in flight, then exit with code 0."""
+
+
+Command: TypeAlias = Start | Load | Submit | Abort | Drain
+
+
+# --- events from the worker ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The process is up, nothing is loaded.
+
+    Attributes:
+        protocol: `PROTOCOL` of the worker's copy of this package.
+        pid: Its process id.
+    """
+
+    protocol: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What it is doing before it is ready.
+
+    Attributes:
+        stage: `"importing"`, `"imported"` (waiting for `Load`), `"loading"`, `"warming up"`.
+        fraction: Part of the stage that is done, 0 to 1, where known.
+    """
+
+    stage: str
+    fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Requests may come.
+
+    Attributes:
+        capacity: Requests it can make use of at the same time.
+        load_seconds: From `Load` to now.
+        max_model_len: Tokens that prompt and answer may have together, where known.
+        has_chat_template: Whether the model's tokenizer has one.
+    """
+
+    capacity: int
+    load_seconds: float
+    max_model_len: int | None = None
+    has_chat_template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What finished since the last such message."""
+
+    job: int
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Sent each second by a thread of its own: the sign of life.
+
+    Attributes:
+        running: Requests that the engine works on.
+        waiting: Requests that it holds back.
+        prompt_tokens: Prompt tokens of finished requests since `Ready`.
+        output_tokens: Tokens generated since `Ready`, unfinished answers included where known.
+        kv_usage: Part of the KV cache in use, 0 to 1, where known.
+    """
+
+    running: int
+    waiting: int
+    prompt_tokens: int
+    output_tokens: int
+    kv_usage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """It cannot go on, and exits."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Goodbye, after `Drain`."""
+
+
+# --- events made by the launcher -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process exists."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The process and its whole group are gone.
+
+    Attributes:
+        code: Exit code, or None where a signal ended it.
+        signal: Signal name, such as `"SIGKILL"`, or None.
+        log_tail: Last lines of its log.
+    """
+
+    code: int | None
+    signal: str | None
+    log_tail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """`"killed by SIGKILL (often: out of host memory)"` or `"exit code 1"`."""
+        if self.signal is None:
+            return f"exit code {self.code}"
+        hint = " (often: out of host memory)" if self.signal == "SIGKILL" else ""
+        return f"killed by {self.signal}{hint}"
+
+
+WorkerEvent: TypeAlias = Hello | Loading | Ready | Outcomes | Stats | Fatal | Stopped
+Event: TypeAlias = WorkerEvent | Started | Exited
+
+_COMMANDS = get_args(Command)
+_EVENTS = get_args(WorkerEvent)
+
+
+def encode(message: Command | WorkerEvent) -> bytes:
+    """Bytes for the pipe."""
+    return pickle.dumps(message, protocol=5)
+
+
+def decode_command(data: bytes) -> Command:
+    """The command in `data`.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    return _decode(data, _COMMANDS)  # type: ignore[no-any-return]  # checked against the union
+
+
+def decode_event(data: bytes) -> WorkerEvent:
+    """The worker's event in `data`.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    return _decode(data, _EVENTS)  # type: ignore[no-any-return]  # checked against the union
+
+
+def _decode(data: bytes, kinds: tuple[type, ...]) -> Any:
+    try:
+        message = pickle.loads(data)  # noqa: S301  # only from the pipe that we inherit
+    except Exception as error:  # unpickling runs foreign code
+        raise ProtocolError(f"a message cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(message, kinds):
+        raise ProtocolError(
+            f"got a {type(message).__name__}; expected one of "
+            + ", ".join(kind.__name__ for kind in kinds)
+        )
+    return message

@@ -1,0 +1,282 @@
+"""What to run and where, as frozen values that are validated on construction.
+
+```
+JobSpec ──models──> ModelSpec          what the user asked for
+Device ─┐
+        ├──> WorkerSpec                one worker: a model on its device(s)
+ModelSpec
+```
+
+A value of this module is plain data: it can be compared, copied and sent to a worker.
+Imports `errors` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mgpu_magic.errors import SpecError
+
+EngineName = Literal["vllm", "echo"]
+ENGINES: tuple[EngineName, ...] = ("vllm", "echo")
+
+_SCALARS = (str, bytes, bool, int, float, type(None))
+
+
+def plain(value: object, where: str) -> Any:
+    """Return a copy of `value` that holds only data.
+
+    Args:
+        value: Nested dicts, lists, tuples, sets, strings, bytes, numbers, booleans, None.
+            NumPy scalars become Python numbers.
+        where: How the user would name it, such as `sampling["stop"]`; used in the message.
+
+    Raises:
+        SpecError: Something in it is not data (a function, an engine, a lock).
+    """
+    match value:
+        case str() | bytes() | bool() | int() | float() | None:
+            return value
+        case Mapping():
+            for key in value:
+                if not isinstance(key, _SCALARS):
+                    raise SpecError(
+                        f"{where} has the key {key!r} of type {type(key).__name__}; "
+                        "keys must be text or numbers"
+                    )
+            return {key: plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return type(value)(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
+    scalar = getattr(value, "item", None)  # NumPy and torch scalars, without importing either
+    if callable(scalar) and getattr(value, "ndim", None) == 0:
+        return plain(scalar(), where)
+    raise SpecError(
+        f"{where} is of type {type(value).__module__}.{type(value).__qualname__}; it is sent to "
+        "another process and must be plain data (text, numbers, lists, dicts)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device: a GPU (or MIG slice), or a set of CPU cores.
+
+    Attributes:
+        kind: `"cuda"` or `"cpu"`.
+        index: Position among the devices this kernel may use; what the user types.
+        name: Product name, such as `"Tesla T4"`, or `"CPU (1 core)"`.
+        mask: Its entry for `CUDA_VISIBLE_DEVICES`; empty for a CPU device.
+        uuid: NVML's UUID, where known.
+        cores: Core numbers of a CPU device; empty for a GPU.
+        total_bytes: Memory of the device in bytes, where known.
+        capability: CUDA compute capability, such as `(7, 5)`, where known.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    index: int
+    name: str
+    mask: str = ""
+    uuid: str | None = None
+    cores: tuple[int, ...] = ()
+    total_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "cuda" and not self.mask:
+            raise SpecError(f"device {self.index}: a CUDA device needs its visible-devices entry")
+        if self.kind == "cpu" and not self.cores:
+            raise SpecError(f"device {self.index}: a CPU device needs at least one core")
+
+    @property
+    def label(self) -> str:
+        """`"cuda:0"` or `"cpu:0"`: how messages and the panel call it."""
+        return f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of a request, by vLLM's names.
+
+    Attributes:
+        fields: `SamplingParams` fields, without the seed where `seed` is given.
+        seed: Seed of the whole job: each prompt's own seed is derived from it and the prompt's
+            index, so that results do not depend on how prompts were shared out.
+    """
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, object], where: str, *, shared: bool) -> Sampling:
+        """Validate what the user passed.
+
+        Args:
+            fields: The user's dict.
+            where: How the user would name it, such as `sampling[3]`.
+            shared: Whether many prompts use it: then its seed becomes the job's seed. The seed
+                of a dict that belongs to one prompt is kept as it is.
+
+        Raises:
+            SpecError: Not a dict, a name that is not text, or a value that is not data.
+        """
+        if not isinstance(fields, Mapping):
+            raise SpecError(
+                f"{where} is of type {type(fields).__name__}; pass a dict of SamplingParams "
+                'fields, such as {"max_tokens": 64}'
+            )
+        copy = plain(fields, where)
+        for name in copy:
+            if not isinstance(name, str):
+                raise SpecError(f"{where} has the key {name!r}; keys are SamplingParams fields")
+        seed = copy.get("seed")
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise SpecError(f'{where}["seed"] is {seed!r}; pass a whole number')
+        if shared and seed is not None:
+            del copy["seed"]
+            return cls(copy, seed)
+        return cls(copy)
+
+    def for_index(self, index: int) -> dict[str, Any]:
+        """The `SamplingParams` fields for the prompt at `index`."""
+        if self.seed is None:
+            return dict(self.fields)
+        digest = hashlib.blake2b(f"{self.seed}:{index}".encode(), digest_size=4).digest()
+        return {**self.fields, "seed": int.from_bytes(digest, "big")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One model of a job.
+
+    Attributes:
+        name: Its name in an ensemble; the model itself otherwise.
+        model: Hub id or local directory.
+        engine: Which engine runs it.
+        engine_args: Arguments of the engine by its own names (`max_model_len`, `dtype`, ...).
+        devices: Indices of the devices it may use; None: placement chooses.
+        replicas: How many copies; None: as many as its devices hold.
+        tensor_parallel_size: Devices per copy.
+        sampling: Its own sampling, as the user passed it; None: the job's.
+        prompts: Its own prompts, as the user passed them; None: the job's.
+    """
+
+    name: str
+    model: str
+    engine: EngineName = "vllm"
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    devices: tuple[int, ...] | None = None
+    replicas: int | None = None
+    tensor_parallel_size: int = 1
+    sampling: Any = None
+    prompts: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str):
+            raise SpecError(
+                f"model is of type {type(self.model).__module__}.{type(self.model).__qualname__}; "
+                "pass its hub id or directory as text: each worker loads its own copy, a model "
+                "built in the notebook cannot be sent"
+            )
+        if not self.model.strip():
+            raise SpecError("model is empty; pass a hub id or a local directory")
+        if self.engine not in ENGINES:
+            raise SpecError(
+                f"engine {self.engine!r} is unknown; choose one of {', '.join(ENGINES)}"
+            )
+        object.__setattr__(self, "engine_args", plain(self.engine_args, "engine_args"))
+        for name, fix in _REFUSED_ENGINE_ARGS.items():
+            if name in self.engine_args:
+                raise SpecError(f"engine_args[{name!r}] cannot be set: {fix}")
+        _positive("tensor_parallel_size", self.tensor_parallel_size)
+        if self.replicas is not None:
+            _positive("replicas", self.replicas)
+        if self.devices is not None:
+            if not self.devices:
+                raise SpecError(f"model {self.name!r}: devices is empty; leave it out for all")
+            if len(set(self.devices)) != len(self.devices):
+                raise SpecError(
+                    f"model {self.name!r}: devices {list(self.devices)} names one twice; "
+                    "a device runs one worker"
+                )
+
+
+_REFUSED_ENGINE_ARGS = {
+    "model": "name the model as `model`",
+    "device": "choose devices with --devices, or per model with `devices`",
+    "tensor_parallel_size": "use --tensor-parallel-size, or the model's `tensor_parallel_size`",
+    "data_parallel_size": "each device runs a replica already; choose with --devices",
+    "pipeline_parallel_size": "use --tensor-parallel-size",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A whole job, as the user asked for it.
+
+    Attributes:
+        models: One model, or the models of an ensemble.
+        prompts: What the user passed as prompts, for the models without their own.
+        sampling: One dict of `SamplingParams` fields, a list of them (one per prompt), or None.
+        chat: Wrap plain text as a user message and apply the model's chat template.
+        devices: `"all"`, `"cpu"`, `"cpu:N"` or indices such as `"0,1"`; None: the session's.
+        stagger: Seconds between loads; None decides by free host memory.
+        ensemble: Whether results are asked for by model name.
+    """
+
+    models: tuple[ModelSpec, ...]
+    prompts: Any = None
+    sampling: Any = None
+    chat: bool = False
+    devices: str | None = None
+    stagger: float | None = None
+    ensemble: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise SpecError("no model: name one, or set `models` to a non-empty dict")
+        names = [model.name for model in self.models]
+        for name in names:
+            if names.count(name) > 1:
+                raise SpecError(f"two models are named {name!r}; names must differ")
+        if self.stagger is not None and not 0 <= self.stagger < float("inf"):
+            raise SpecError(f"stagger is {self.stagger!r}; pass auto or seconds of 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker: what it loads and where. Equal specs can share a warm worker.
+
+    Attributes:
+        engine: Which engine runs.
+        model: Hub id or local directory.
+        engine_args: Arguments of the engine by its own names.
+        devices: Its device, or the devices of one tensor-parallel group.
+        replica: Number of this copy among the copies of the model; gives it its own seed.
+        host_share: Part of the host's memory that it may plan with, `0 < host_share <= 1`.
+    """
+
+    engine: EngineName
+    model: str
+    engine_args: dict[str, Any]
+    devices: tuple[Device, ...]
+    replica: int = 0
+    host_share: float = field(default=1.0, compare=False)  # a matter of loading alone
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise SpecError(f"worker for {self.model!r} has no device")
+        if not 0 < self.host_share <= 1:
+            raise SpecError(f"host_share is {self.host_share}; it lies between 0 and 1")
+
+    @property
+    def label(self) -> str:
+        """`"cuda:0"`, or `"cuda:0+1"` for a tensor-parallel group."""
+        first, *rest = self.devices
+        return "+".join([first.label, *(str(device.index) for device in rest)])
+
+
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(f"{name} is {value!r}; pass a whole number of 1 or more")

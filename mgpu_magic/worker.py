@@ -1,0 +1,254 @@
+"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE`.
+
+```
+              ┌──────────── main thread ───────────┐
+ CHANNEL ──>  │ Start, Load, Submit, Abort, Drain  │
+              │   engine.add / step / abort        │ ──> CHANNEL
+              └────────────────────────────────────┘
+              ┌ stats thread: engine.stats() each second ──> CHANNEL
+ LIFELINE ──> └ lifeline thread: on EOF kill the whole process group
+```
+
+CHANNEL and LIFELINE are numbers of inherited file descriptors. Imports `messages`, `spec`,
+`errors` and `engines` alone; the engine's library comes in after the environment is complete and
+the process is pinned to its cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Protocol
+
+from mgpu_magic import engines
+from mgpu_magic.errors import ProtocolError
+from mgpu_magic.messages import (
+    PROTOCOL,
+    Abort,
+    Command,
+    Drain,
+    Failure,
+    Fatal,
+    Hello,
+    Load,
+    Loading,
+    Outcomes,
+    Ready,
+    RemoteError,
+    Start,
+    Stopped,
+    Submit,
+    WorkerEvent,
+    decode_command,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mgpu_magic.messages import Request
+    from mgpu_magic.spec import WorkerSpec
+
+STATS_SECONDS = 1.0
+
+
+class Channel(Protocol):
+    """The worker's end of the line to the kernel."""
+
+    def poll(self, seconds: float | None) -> bool:
+        """Wait until a command is there; None waits for ever."""
+
+    def receive(self) -> Command:
+        """The next command. Raises EOFError when the kernel has hung up."""
+
+    def send(self, event: WorkerEvent) -> None:
+        """Send an event; several threads may."""
+
+
+class PipeChannel:
+    """A `Channel` over an inherited socket."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # a child of ours must not hold the line open
+        self._connection = Connection(descriptor)
+        self._lock = threading.Lock()
+
+    def poll(self, seconds: float | None) -> bool:
+        """See `Channel`."""
+        return self._connection.poll(seconds)
+
+    def receive(self) -> Command:
+        """See `Channel`."""
+        return decode_command(self._connection.recv_bytes())
+
+    def send(self, event: WorkerEvent) -> None:
+        """See `Channel`."""
+        data = encode(event)
+        with self._lock:
+            self._connection.send_bytes(data)
+
+
+def serve(channel: Channel) -> None:
+    """Run one worker until it is drained.
+
+    An error that ends it is sent as `Fatal` and raised.
+    """
+    try:
+        _serve(channel)
+    except EOFError:  # the kernel hung up; the lifeline does the rest
+        raise
+    except BaseException as error:
+        channel.send(Fatal(remote_error(error)))
+        raise
+
+
+def _serve(channel: Channel) -> None:
+    start = channel.receive()
+    if not isinstance(start, Start):
+        raise ProtocolError(f"the first command is {type(start).__name__}; expected Start")
+    if start.protocol != PROTOCOL:
+        raise ProtocolError(
+            f"the kernel speaks protocol {start.protocol}, the worker {PROTOCOL}; "
+            "restart the kernel: mgpu_magic was updated while it ran"
+        )
+    channel.send(Hello(PROTOCOL, os.getpid()))
+    _pin(start.spec)
+    channel.send(Loading("importing"))
+    engine = engines.create(start.spec)
+    engine.prepare()
+    channel.send(Loading("imported"))
+    match channel.receive():
+        case Load():
+            pass
+        case Drain():
+            channel.send(Stopped())
+            return
+        case command:
+            raise ProtocolError(f"got {type(command).__name__}; expected Load")
+    began = time.monotonic()
+    loaded = engine.load(lambda stage, fraction: channel.send(Loading(stage, fraction)))
+    channel.send(
+        Ready(
+            loaded.capacity,
+            time.monotonic() - began,
+            loaded.max_model_len,
+            loaded.has_chat_template,
+        )
+    )
+    with _every(STATS_SECONDS, lambda: channel.send(engine.stats())):
+        _work(channel, engine)
+    engine.close()
+    channel.send(Stopped())
+
+
+def _work(channel: Channel, engine: engines.Engine) -> None:
+    """Answer requests until `Drain` and all is done. One job at a time is in flight."""
+    job = 0
+    draining = False
+    while engine.busy or not draining:
+        while channel.poll(0 if engine.busy or draining else None):
+            match channel.receive():
+                case Submit(job, requests):
+                    if refused := _add(engine, requests):
+                        channel.send(Outcomes(job, refused))
+                case Abort(_, indices):
+                    engine.abort(indices)
+                case Drain():
+                    draining = True
+                case command:
+                    raise ProtocolError(f"got {type(command).__name__} while ready")
+        if engine.busy and (outcomes := engine.step()):
+            channel.send(Outcomes(job, tuple(outcomes)))
+
+
+def _add(engine: engines.Engine, requests: Sequence[Request]) -> tuple[Failure, ...]:
+    """Hand requests to the engine; returns a failure for each that it refuses."""
+    refused = []
+    for request in requests:
+        try:
+            engine.add(request)
+        except Exception as error:  # noqa: BLE001  # the engine refused this prompt alone
+            refused.append(Failure(request.index, remote_error(error, with_traceback=False)))
+    return tuple(refused)
+
+
+def _pin(spec: WorkerSpec) -> None:
+    """Keep to the cores of a CPU device; libraries count the cores when they are imported."""
+    cores = {core for device in spec.devices for core in device.cores}
+    if cores:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+
+def remote_error(error: BaseException, *, with_traceback: bool = True) -> RemoteError:
+    """`error` as text that any process can read."""
+    message = str(error) or repr(error)
+    trace = "".join(traceback.format_exception(error)) if with_traceback else ""
+    return RemoteError(type(error).__name__, message, trace)
+
+
+@contextlib.contextmanager
+def _every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` in a thread of its own until the block ends; an error in it only ends it."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        with contextlib.suppress(Exception):
+            while not over.wait(seconds):
+                act()
+
+    thread = threading.Thread(target=repeat, name="mgpu-stats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _hold_lifeline(descriptor: int) -> None:
+    """End the whole process group as soon as the kernel is gone.
+
+    The pipe's EOF tells at once; the parent's id tells even where a process that the kernel
+    forked holds the other end open.
+    """
+    os.set_inheritable(descriptor, False)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            readable, _, _ = select.select([descriptor], [], [], 1.0)
+            if readable and not os.read(descriptor, 1):
+                break
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="mgpu-lifeline", daemon=True).start()
+
+
+def _main(channel: int, lifeline: int) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # stopping is the kernel's word, not the terminal's
+    _hold_lifeline(lifeline)
+    code = 1
+    try:
+        serve(PipeChannel(channel))
+        code = 0
+    except (EOFError, BrokenPipeError):
+        pass
+    except BaseException:  # noqa: BLE001  # it was sent as Fatal; the log has it too
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # libraries leave threads behind that would hold the device
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), int(sys.argv[2]))

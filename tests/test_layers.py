@@ -1,0 +1,149 @@
+"""The import table of the package, what importing it costs, and its public names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mgpu_magic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = "mgpu_magic"
+SOURCE = Path(mgpu_magic.__file__).parent
+
+# What each part (a module, or a package with all its modules) may import of the others.
+DATA = {"errors", "spec", "messages"}
+PURE = {"prompts", "placement", "scheduler", "progress"}
+WORLD = {"devices", "results", "launchers"}
+PARTS: dict[str, set[str]] = {
+    "errors": set(),
+    "spec": {"errors"},
+    "messages": {"errors", "spec"},
+    **dict.fromkeys(PURE, DATA),
+    **dict.fromkeys(WORLD, DATA | PURE),
+    "engines": DATA,
+    "worker": DATA | {"engines"},
+    "session": DATA | PURE | WORLD,
+    "dashboard": DATA | PURE | WORLD | {"session"},
+    "magic": DATA | PURE | WORLD | {"session", "dashboard"},
+    "__init__": DATA | PURE | WORLD | {"session", "dashboard", "magic"},
+}
+
+# Which files may import a foreign library, wherever in the file.
+FOREIGN = {
+    "vllm": {"engines/vllm.py"},
+    "torch": {"engines/vllm.py"},
+    "transformers": {"engines/vllm.py"},
+    "pynvml": {"devices.py"},
+    "IPython": {"dashboard.py", "magic.py"},
+    "ipywidgets": {"dashboard.py", "magic.py"},
+    "ray": set(),
+}
+
+HEAVY = ["pandas", "ray", "torch", "transformers", "vllm"]
+
+PUBLIC = {
+    "Completion",
+    "Ensemble",
+    "Failure",
+    "JobSpec",
+    "ModelSpec",
+    "ResultSet",
+    "Session",
+    "__version__",
+    "generate",
+    "EngineError",
+    "JobInterrupted",
+    "MultiGPUError",
+    "PlacementError",
+    "ProtocolError",
+    "RequestError",
+    "SpecError",
+    "WorkerError",
+    "WorkerLost",
+    "WorkerStartError",
+}
+
+
+def imports(file: str) -> Iterator[str]:
+    """Dotted names of all that a file imports, in functions and for type checking too."""
+    for node in ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=module, level=0, names=names):
+                yield from (f"{module}.{name.name}" for name in names)
+            case ast.ImportFrom():
+                pytest.fail(f"{file}, line {node.lineno}: write the import with its full name")
+
+
+def part(file: str) -> str:
+    """The part that a file belongs to: `engines` for `engines/vllm.py`."""
+    return file.partition("/")[0].removesuffix(".py")
+
+
+FILES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_module_imports_only_what_lies_below_it(file: str) -> None:
+    """You can read, test and replace a layer without knowing those above it."""
+    own = part(file)
+    assert own in PARTS, f"{file} is new: give it its place in PARTS"
+    names = [f"{name}.__init__".split(".") for name in imports(file)]
+    imported = {name[1] for name in names if name[0] == PACKAGE}
+    assert imported - {own} <= PARTS[own]
+
+
+@pytest.mark.parametrize("library", FOREIGN)
+def test_a_foreign_library_is_known_to_few_modules(library: str) -> None:
+    """A new release of a library can break only the module that is there to know it."""
+    users = {file for file in FILES if library in {name.split(".")[0] for name in imports(file)}}
+    assert users <= FOREIGN[library]
+
+
+LOAD = f"""
+import json, sys
+import {PACKAGE}
+for name in {PACKAGE}.__all__:
+    getattr({PACKAGE}, name)
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "{PACKAGE}")
+json.dump(
+    {{
+        "magics": [kind for kind in ("line", "cell") if shell.find_magic("multigpu", kind)],
+        "heavy": [name for name in {HEAVY} if name in sys.modules],
+    }},
+    sys.stdout,
+)
+"""
+
+
+def test_loading_the_extension_is_light(tmp_path: Path) -> None:
+    """After `%load_ext` both magics are there, and no library has touched CUDA or taken seconds."""
+    child = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == {"magics": ["line", "cell"], "heavy": []}
+
+
+def test_public_names() -> None:
+    """What the documentation names can be imported from the package; nothing else is promised."""
+    assert set(mgpu_magic.__all__) == PUBLIC
+    missing = [name for name in mgpu_magic.__all__ if not hasattr(mgpu_magic, name)]
+    assert missing == []
