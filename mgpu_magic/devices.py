@@ -2,30 +2,36 @@
 
 ```
 NVML ──────────────────┐
-CUDA_VISIBLE_DEVICES ──┼─ visible_gpus ─┐
-selection "0,1" ───────┘                ├─> Discovery ──> Device ...
-selection "cpu:2" ───── split_cores ────┘                   │
-                                              monitor_for ──┴──> DeviceMonitor ──> Reading
+CUDA_VISIBLE_DEVICES ──┴─ visible_gpus ─┐
+                                        ├─> Discovery ── monitor_for ──> DeviceMonitor
+host ──────────────────── cpu_devices ──┘       │                              │
+                                             Devices                        Readings
 ```
 
-The only module that knows NVML. It never touches CUDA: the kernel stays without a context.
-Imports `errors`, `spec` and `progress`; `pynvml` and `psutil` where they are used.
+The only module that knows NVML. It never touches CUDA, so the kernel stays without a context.
+Imports `errors`, `host`, `snapshot` and `spec`; `pynvml` where it is used.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.progress import Reading
+from mgpu_magic.host import HostMonitor, counted, cpu_devices, free_host_bytes
+from mgpu_magic.snapshot import Reading
 from mgpu_magic.spec import Device
 
-_CORES_PER_DEVICE = 8
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = [
+    "DeviceMonitor", "Discovery", "HostMonitor", "NvmlMonitor", "discover", "free_host_bytes",
+    "monitor_for",
+]  # fmt: skip
+
 _PROC_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -71,12 +77,11 @@ def discover(environ: Mapping[str, str], selection: str) -> Discovery:
     Raises:
         SpecError: The selection is malformed, or this machine cannot serve it.
     """
-    cores = sorted(os.sched_getaffinity(0))
     match selection.strip().split(":"):
         case ["cpu"]:
-            return Discovery(_cpu_devices(cores, 1))
+            return Discovery(cpu_devices(1))
         case ["cpu", count] if count.isdecimal():
-            return Discovery(_cpu_devices(cores, int(count)))
+            return Discovery(cpu_devices(int(count)))
         case ["all"]:
             positions = None
         case _:
@@ -90,8 +95,8 @@ def discover(environ: Mapping[str, str], selection: str) -> Discovery:
         devices = _pick(devices, positions, "; ".join(remarks))
     if devices:
         return Discovery(devices, tuple(f"{remark}." for remark in remarks))
-    cpus = _cpu_devices(cores, max(len(cores) // _CORES_PER_DEVICE, min(len(cores), 2)))
-    reason, count = "; ".join(remarks), _counted(len(cpus), "CPU device")
+    cpus = cpu_devices()
+    reason, count = "; ".join(remarks), counted(len(cpus), "CPU device")
     return Discovery(cpus, (f"No NVIDIA GPU found ({reason}): running on {count}.",))
 
 
@@ -103,32 +108,6 @@ def monitor_for(devices: Sequence[Device]) -> DeviceMonitor:
 
 
 # --- selection -------------------------------------------------------------------------------
-
-
-def split_cores(cores: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Split into contiguous sets of even size; the first ones take what is left over."""
-    size, extra = divmod(len(cores), parts)
-    starts = [part * size + min(part, extra) for part in range(parts + 1)]
-    return tuple(tuple(cores[starts[i] : starts[i + 1]]) for i in range(parts))
-
-
-def _cpu_devices(cores: Sequence[int], count: int) -> tuple[Device, ...]:
-    if not 1 <= count <= len(cores):
-        raise SpecError(
-            f"asked for {_counted(count, 'CPU device')}, this process may use "
-            f"{_counted(len(cores), 'core')}; pass cpu:N with N from 1 to {len(cores)}"
-        )
-    total = _host_total()
-    return tuple(
-        Device(
-            kind="cpu",
-            index=index,
-            name=f"CPU ({_counted(len(own), 'core')})",
-            cores=own,
-            total_bytes=total,
-        )
-        for index, own in enumerate(split_cores(cores, count))
-    )
 
 
 def _positions(selection: str) -> tuple[int, ...]:
@@ -151,23 +130,19 @@ def _pick(
     devices: tuple[Device, ...], positions: tuple[int, ...], remarks: str
 ) -> tuple[Device, ...]:
     by_position = {device.index: device for device in devices}
-    for position in positions:
-        if not devices:
-            raise SpecError(
-                f"asked for device {position}, but no NVIDIA GPU was found ({remarks}); "
-                "pass cpu:2 to run on CPU devices"
-            )
-        if position not in by_position:
-            verb = "is" if len(devices) == 1 else "are"
-            raise SpecError(
-                f"asked for device {position}, {_counted(len(devices), 'device')} {verb} visible "
-                f"({', '.join(map(str, by_position))})" + (remarks and f"; {remarks}")
-            )
-    return tuple(by_position[position] for position in positions)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    missing = [position for position in positions if position not in by_position]
+    if not missing:
+        return tuple(by_position[position] for position in positions)
+    if not devices:
+        raise SpecError(
+            f"asked for device {missing[0]}, but no NVIDIA GPU was found ({remarks}); pass cpu:2 "
+            "to run on two CPU devices"
+        )
+    are = "is" if len(devices) == 1 else "are"
+    raise SpecError(
+        f"asked for device {missing[0]}, {counted(len(devices), 'device')} {are} visible "
+        f"({', '.join(map(str, by_position))})" + (remarks and f"; {remarks}")
+    )
 
 
 # --- which GPUs the mask leaves --------------------------------------------------------------
@@ -209,22 +184,18 @@ def visible_gpus(
         The devices that can be used, and remarks for the user.
     """
     mask = environ.get("CUDA_VISIBLE_DEVICES")
-    if mask is None or not gpus:
-        chosen = [(gpu.entry, gpu) for card in gpus for gpu in card.slices or (card,)]
-        remark = ""
-    else:
-        chosen, remark = _masked(gpus, mask)
+    remark = ""
+    chosen = [(gpu.entry, gpu) for card in gpus for gpu in card.slices or (card,)]
+    if mask is not None and gpus:
+        chosen, remark = _masked(mask, _with_slices(gpus))
     remarks = [remark] if remark else []
-    remarks += [
-        f"GPU {entry} is left out ({gpu.trouble})" for entry, gpu in chosen if gpu.trouble
-    ]
+    remarks += [f"{gpu.name} is left out ({gpu.trouble})" for _, gpu in chosen if gpu.trouble]
     order = environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    by_number = any(entry.isdigit() for entry, _ in chosen)
-    if order != "PCI_BUS_ID" and by_number and len({gpu.name for gpu in gpus}) > 1:
+    unequal = len({gpu.name for gpu in gpus if not gpu.trouble}) > 1
+    if order != "PCI_BUS_ID" and unequal and any(entry.isdigit() for entry, _ in chosen):
         remarks.append(
             f"CUDA_DEVICE_ORDER={order} and the GPUs differ: names and readings follow the PCI "
-            "order and may be those of another GPU; unset it, or list UUIDs in "
-            "CUDA_VISIBLE_DEVICES"
+            "order and may be another GPU's; unset it, or list UUIDs in CUDA_VISIBLE_DEVICES"
         )
     devices = tuple(
         Device(
@@ -242,21 +213,18 @@ def visible_gpus(
     return devices, tuple(remarks)
 
 
-def _masked(gpus: Sequence[Gpu], mask: str) -> tuple[list[tuple[str, Gpu]], str]:
+def _masked(mask: str, known: Sequence[Gpu]) -> tuple[list[tuple[str, Gpu]], str]:
     """The GPUs that the mask names, by CUDA's rules, and what to say about the mask."""
-    known = _with_slices(gpus)
+    said = f"CUDA_VISIBLE_DEVICES is {mask!r}"
     chosen: list[tuple[str, Gpu]] = []
     for entry in map(str.strip, mask.split(",")):
         gpu = _named(entry, known)
+        if gpu is None and entry in ("", "-1"):
+            return chosen, "" if chosen else said
         if gpu is None:
-            if entry not in ("", "-1"):
-                return chosen, (
-                    f"CUDA_VISIBLE_DEVICES is {mask!r}: {entry!r} names no GPU of this machine, "
-                    "so it and what follows is ignored"
-                )
-            return chosen, "" if chosen else f"CUDA_VISIBLE_DEVICES is {mask!r}"
+            return chosen, f"{said}: {entry!r} names no GPU here, so CUDA ignores all from it on"
         if any(gpu == other for _, other in chosen):
-            return [], f"CUDA_VISIBLE_DEVICES is {mask!r}: CUDA shows no GPU if one is named twice"
+            return [], f"{said}: CUDA shows no GPU where one is named twice"
         chosen.append((entry, gpu))
     return chosen, ""
 
@@ -281,88 +249,162 @@ def _with_slices(gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _survey() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs of the machine in PCI order, and what kept NVML from telling."""
-    try:
-        nvml = _Nvml()
-    except _NoAnswer as error:
-        return gpus_of_driver(_PROC_GPUS), str(error)
+    """The GPUs of the machine in PCI order, and why NVML cannot tell more."""
+    nvml = _Nvml()
     gpus = nvml.gpus()
     nvml.close()
+    if nvml.trouble:
+        return gpus_of_driver(_PROC_GPUS), nvml.trouble
     return gpus, "" if gpus else "the driver reports none"
 
 
 def gpus_of_driver(folder: Path) -> tuple[Gpu, ...]:
-    """The GPUs that the kernel driver lists: CUDA can work where NVML does not.
+    """The GPUs that the kernel driver lists, for where CUDA works and NVML does not.
 
     Containers are often given CUDA alone, and a driver update breaks NVML first.
 
     Args:
-        folder: `/proc/driver/nvidia/gpus`, with a folder for each GPU, named by its PCI address.
+        folder: `/proc/driver/nvidia/gpus`: a folder for each GPU, named by its PCI address.
     """
     gpus = []
     for index, path in enumerate(sorted(folder.glob("*/information"))):
         pairs = (line.partition(":") for line in path.read_text().splitlines())
-        lines = {key.strip(): value.strip() for key, _, value in pairs}
-        uuid = lines.get("GPU UUID")
+        fields = {key.strip(): value.strip() for key, _, value in pairs}
+        uuid = fields.get("GPU UUID", "?")
         gpus.append(
             Gpu(
                 entry=str(index),
-                name=lines.get("Model", f"GPU {index}"),
-                uuid=None if uuid is None or "?" in uuid else uuid,  # not initialised yet
+                name=fields.get("Model", f"GPU {index}"),
+                uuid=None if "?" in uuid else uuid,  # question marks until first used
             )
         )
     return tuple(gpus)
 
 
-class _NoAnswer(Exception):
-    """NVML or one of its GPUs does not answer at all; the text says why."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error).rstrip("."))
-
-
 class _Nvml:
-    """NVML, started. Every answer is optional: drivers, cards and bindings differ in them."""
+    """NVML, started. Each answer is optional: drivers, cards and bindings differ.
+
+    Attributes:
+        trouble: Why it could not be started; empty if it was.
+    """
 
     def __init__(self) -> None:
         import pynvml
 
         self._api = pynvml
+        self.trouble = ""
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            raise _NoAnswer(error) from error
+            self.trouble = _reason(error)
 
     def close(self) -> None:
-        with suppress(self._api.NVMLError):
-            self._api.nvmlShutdown()
+        if not self.trouble:
+            with suppress(self._api.NVMLError):
+                self._api.nvmlShutdown()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(self._gpu(index) for index in range(self._ask("nvmlDeviceGetCount") or 0))
+        count = 0 if self.trouble else self._ask("nvmlDeviceGetCount")
+        return tuple(self._gpu(index) for index in range(count or 0))
 
     def reading(self, handle: Any) -> Reading:
         try:
             memory = self._memory(handle)
             load = self._ask("nvmlDeviceGetUtilizationRates", handle)
-            power = self._ask("nvmlDeviceGetPowerUsage", handle)
+            power = self._ask("nvmlDeviceGetPowerUsage", handle)  # in milliwatts, as the limit
             limit = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
             return Reading(
                 used_bytes=memory and memory.used,
                 total_bytes=memory and memory.total,
                 utilisation=load and load.gpu / 100,
-                temperature=self._ask("nvmlDeviceGetTemperature", handle, 0),
+                temperature=self._ask(
+                    "nvmlDeviceGetTemperature", handle, self._api.NVML_TEMPERATURE_GPU
+                ),
                 power_watts=power and power / 1000,
                 power_limit_watts=limit and limit / 1000,
             )
-        except _NoAnswer:
+        except self._api.NVMLError:
             return Reading(lost=True)
 
     def _gpu(self, index: int) -> Gpu:
         try:
             handle = self._api.nvmlDeviceGetHandleByIndex(index)
+            card = self._described(handle, str(index))
+            return replace(card, slices=tuple(self._slices(card)))
         except self._api.NVMLError as error:
-            return Gpu(entry=str(index), name=f"GPU {index}", trouble=str(_NoAnswer(error)))
+            return Gpu(entry=str(index), name=f"GPU {index}", trouble=_reason(error))
+
+    def _slices(self, card: Gpu) -> Iterator[Gpu]:
+        mode = self._ask("nvmlDeviceGetMigMode", card.handle)
+        if not mode or not mode[0]:
+            return
+        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
+            handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, index)
+            part = handle and self._described(handle, f"{card.entry}.{index}")
+            if part and part.uuid:
+                capability = part.capability or card.capability
+                yield replace(part, entry=part.uuid, capability=capability)
+
+    def _described(self, handle: Any, entry: str) -> Gpu:
+        uuid = self._ask("nvmlDeviceGetUUID", handle)
+        memory = self._memory(handle)
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        return Gpu(
+            entry=entry,
+            name=_text(self._ask("nvmlDeviceGetName", handle) or f"GPU {entry}"),
+            uuid=_text(uuid) if uuid else None,
+            total_bytes=memory and memory.total,
+            capability=tuple(capability) if capability else None,
+            handle=handle,
+        )
+
+    def _memory(self, handle: Any) -> Any:
+        # Version 1 counts what the driver reserves for itself as used.
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle, self._api.nvmlMemory_v2)
+        memory = memory or self._ask("nvmlDeviceGetMemoryInfo", handle)
+        return memory if memory and memory.total else None
+
+    def _ask(self, function: str, *args: Any) -> Any:
+        """The answer, or None where there is none; an `NVMLError` where the GPU is lost."""
+        query = getattr(self._api, function, None)
         try:
-            return self._described(handle, str(index), slices=tuple(self._slices(handle)))
-        except _NoAnswer as error:
-            return Gpu(entry=str(index), name=f"GPU {index}", trouble=str(error))
+            return query and query(*args)
+        except self._api.NVMLError as error:
+            if error.value == self._api.NVML_ERROR_GPU_IS_LOST:
+                raise
+            return None
+
+
+def _text(answer: str | bytes) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer  # older bindings give bytes
+
+
+def _reason(error: Exception) -> str:
+    return str(error).rstrip(".")
+
+
+class NvmlMonitor:
+    """Reads GPUs through NVML; everything is unknown where NVML cannot be started.
+
+    A GPU's memory is all that is used on it, not only by us: in a container NVML's process ids
+    are those of the host, or missing.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._nvml = _Nvml()
+        handles = {gpu.uuid or gpu.entry: gpu.handle for gpu in _with_slices(self._nvml.gpus())}
+        # Kept, because NVML finds no GPU by its UUID while any GPU is lost.
+        self._handles = {
+            device.label: handles.get(device.uuid or device.mask) for device in devices
+        }
+
+    def read(self, pids: Mapping[str, Sequence[int]]) -> dict[str, Reading]:
+        """Read all devices; see `DeviceMonitor`."""
+        return {
+            label: self._nvml.reading(handle) if handle else Reading()
+            for label, handle in self._handles.items()
+        }
+
+    def close(self) -> None:
+        """Release NVML."""
+        self._nvml.close()

@@ -77,10 +77,11 @@ class ReportedError(MultiGPUError):
     def __str__(self) -> str:
         text = super().__str__()
         if self.traceback:
-            text += "\n\nIn the worker:\n" + _indented(self.traceback)
+            text += "\n\nIn the worker (whole: the error's .traceback):\n"
+            text += _last_lines(self.traceback)
         if self.log_tail:
-            text += "\n\nLast lines of the worker's log (all of it: %multigpu logs):\n"
-            text += _indented(self.log_tail)
+            text += "\n\nLast lines of the worker's log (more: %multigpu logs):\n"
+            text += _last_lines(self.log_tail)
         return text
 
 
@@ -117,7 +118,7 @@ class JobInterrupted(KeyboardInterrupt):
             a `Failure` of kind `"Interrupted"`.
     """
 
-    def __init__(self, message: str, *, results: Any) -> None:
+    def __init__(self, message: str = "", *, results: Any = None) -> None:
         super().__init__(message)
         self.results = results
 
@@ -125,5 +126,7 @@ class JobInterrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
-def _indented(text: str) -> str:
-    return "\n".join("    " + line for line in text.rstrip().splitlines())
+def _last_lines(text: str, count: int = 12) -> str:
+    lines = text.rstrip().splitlines()
+    shown = ["..."] * (len(lines) > count) + lines[-count:]
+    return "\n".join("    " + line for line in shown)

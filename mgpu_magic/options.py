@@ -6,7 +6,8 @@ Pure; imports `spec` and `errors` alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from mgpu_magic.errors import SpecError
@@ -52,6 +53,24 @@ class Options:
     gpu_memory_utilization: float | None = None
     stagger: str | float | None = None
 
+    @classmethod
+    def of(cls, **options: Any) -> Options:
+        """The options by name.
+
+        Raises:
+            SpecError: There is no option of that name.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise SpecError(
+                    f"there is no option {name!r}{hint} Arguments of the engine go into "
+                    "engine_args, those of vLLM's SamplingParams into sampling."
+                )
+        return cls(**options)
+
     def job(self) -> JobSpec:
         """The job that these options describe.
 
@@ -96,7 +115,7 @@ class Options:
             own.setdefault(key, value)
         for key in ("max_model_len", "gpu_memory_utilization"):
             _fill(own, key, getattr(self, key), "engine_args")
-        _fill(spec, "tensor_parallel_size", self.tensor_parallel_size, f"model {name!r}: ")
+        _fill(spec, "tensor_parallel_size", self.tensor_parallel_size, f"model {name!r}")
         if self.engine is not None:
             spec.setdefault("engine", self.engine)
         if "devices" in spec:

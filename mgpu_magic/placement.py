@@ -85,9 +85,7 @@ def place(
 Groups = list[tuple[Device, ...]]
 
 
-def _weights(
-    models: Sequence[ModelSpec], sizes: Mapping[str, int | None]
-) -> dict[str, float]:
+def _weights(models: Sequence[ModelSpec], sizes: Mapping[str, int | None]) -> dict[str, float]:
     known = [size for model in models if (size := sizes.get(model.name))]
     mean = sum(known) / len(known) if known else 1.0
     return {model.name: sizes.get(model.name) or mean for model in models}

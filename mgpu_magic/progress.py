@@ -1,4 +1,4 @@
-"""How a job is getting on, as one frozen value, and that value as text.
+"""Gathers events, outcomes and device readings into snapshots.
 
 ```
 events of workers ──┐
@@ -6,16 +6,15 @@ resolved outcomes ──┼─> Progress ── snapshot() ─> Snapshot ─> ob
 device readings   ──┘          └─── figures() ──> WorkerFigures (for the results)
 ```
 
-Pure: time comes from the clock that `Progress` is given, and nothing is drawn here. Each call
-costs O(1) per worker or outcome, in bounded memory. Imports `messages` and `spec` alone.
+Pure: time comes from the clock that it is given, and nothing is drawn. Each call costs O(1) per
+worker or outcome, in bounded memory. Imports `snapshot`, `messages` and `spec` alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from mgpu_magic.messages import (
     Event,
@@ -31,13 +30,26 @@ from mgpu_magic.messages import (
     Stats,
     Stopped,
 )
-from mgpu_magic.spec import Device
+from mgpu_magic.snapshot import (
+    DeviceView,
+    JobState,
+    JobView,
+    Observer,
+    Phase,
+    Reading,
+    Snapshot,
+    WorkerFigures,
+    WorkerView,
+    one_line,
+    render_text,
+)
 
-JobState = Literal["new", "running", "done", "interrupted", "failed"]
-Phase = Literal[
-    "starting", "importing", "waiting to load", "loading", "warming up",
-    "running", "idle", "lost", "failed", "stopped",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mgpu_magic.spec import Device
+
+__all__ = ["Observer", "Progress", "Reading", "Snapshot", "WorkerFigures", "render_text"]
 
 _STAGES: Mapping[str, Phase] = {
     "importing": "importing",
@@ -50,181 +62,7 @@ _PAUSE_SECONDS = 1.0  # a shorter gap between two requests is a refill, not idle
 _ENOUGH_OUTCOMES = 3
 _ENOUGH_SECONDS = 2.0
 _MESSAGE_CHARS = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What a device's sensors say at one moment; None: not known (shown as n/a, never as 0).
-
-    Attributes:
-        used_bytes: Memory in use on a GPU, whoever uses it; on CPU devices the workers' own.
-        total_bytes: Memory that there is.
-        utilisation: Part of the time that the device was busy, 0 to 1.
-        temperature: Degrees Celsius.
-        power_watts: Power drawn.
-        power_limit_watts: Power that it may draw.
-        lost: The driver no longer answers for this device.
-    """
-
-    used_bytes: int | None = None
-    total_bytes: int | None = None
-    utilisation: float | None = None
-    temperature: int | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    lost: bool = False
-
-    @property
-    def free_bytes(self) -> int | None:
-        """Memory that is left, where known."""
-        if self.used_bytes is None or self.total_bytes is None:
-            return None
-        return max(0, self.total_bytes - self.used_bytes)
-
-
-# --- what observers get ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """One worker at one moment. Counts are of this job.
-
-    Attributes:
-        phase: What it is doing.
-        phase_seconds: For how long.
-        fraction: Part of the phase that is done, 0 to 1, where known.
-        model: Name of its model.
-        done: Prompts that it resolved, failed ones included.
-        failed: Prompts that failed on it.
-        model_done: Prompts of its model that are resolved, by whichever worker.
-        total: Prompts of its model; 0 where the job has none for it.
-        running: Requests that its engine works on.
-        waiting: Requests that its engine holds back.
-        output_tokens: Tokens generated, those of unfinished answers included where known.
-        output_tokens_per_second: Over the last seconds; the average once the job is over.
-        kv_usage: Part of its KV cache in use, 0 to 1, where known.
-        load_seconds: How long its model took to load, once it has.
-        message: Why it was lost or failed, on one line; else empty.
-    """
-
-    phase: Phase
-    phase_seconds: float
-    fraction: float | None
-    model: str
-    done: int
-    failed: int
-    model_done: int
-    total: int
-    running: int
-    waiting: int
-    output_tokens: int
-    output_tokens_per_second: float
-    kv_usage: float | None
-    load_seconds: float | None
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
-    """One device at one moment.
-
-    Attributes:
-        label: Such as `"cuda:0"`.
-        name: Product name.
-        kind: `"cuda"` or `"cpu"`.
-        reading: Its sensors.
-        peak_bytes: Most memory seen in use during the job, where known.
-        worker: The worker on it, if any; a tensor-parallel worker is on each of its devices.
-    """
-
-    label: str
-    name: str
-    kind: Literal["cuda", "cpu"]
-    reading: Reading
-    peak_bytes: int | None
-    worker: WorkerView | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """The job at one moment.
-
-    Attributes:
-        state: `"new"` until the first job begins.
-        done: Prompts resolved, failed ones included; an ensemble counts each model's.
-        failed: Prompts without an answer.
-        total: Prompts in all.
-        elapsed_seconds: Since it began, loading included.
-        eta_seconds: Until it is done, once there is enough to tell by.
-        output_tokens: Tokens generated; those of resolved prompts alone once it is over.
-        output_tokens_per_second: Over the last seconds, all devices together; once it is over
-            the average since the first prompt was submitted.
-        prompt_tokens: Prompt tokens of resolved prompts.
-        restarts: How often a lost worker was started again.
-        notes: What the user should know, a line each.
-    """
-
-    state: JobState
-    done: int
-    failed: int
-    total: int
-    elapsed_seconds: float
-    eta_seconds: float | None
-    output_tokens: int
-    output_tokens_per_second: float
-    prompt_tokens: int
-    restarts: int
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The job and every device at one moment: all that a view needs."""
-
-    job: JobView
-    devices: tuple[DeviceView, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFigures:
-    """What one worker did for the job.
-
-    Attributes:
-        device: Label of its device, `"cuda:0+1"` for a tensor-parallel group.
-        model: Name of its model.
-        load_seconds: How long its model took to load; None: it never was ready.
-        prompts: Prompts that it resolved, failed ones included.
-        failures: Prompts that failed on it.
-        prompt_tokens: Prompt tokens of those prompts.
-        output_tokens: Tokens of their answers.
-        busy_seconds: How long it had requests.
-        peak_bytes: Most memory seen in use on its fullest device, where known.
-        restarts: How often it was started again after being lost.
-    """
-
-    device: str
-    model: str
-    load_seconds: float | None
-    prompts: int
-    failures: int
-    prompt_tokens: int
-    output_tokens: int
-    busy_seconds: float
-    peak_bytes: int | None
-    restarts: int
-
-
-class Observer(Protocol):
-    """Something that shows snapshots."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Show how it is getting on; may be called more often than it draws."""
-
-    def finish(self, snapshot: Snapshot) -> None:
-        """Show the final state; called once, last."""
-
-
-# --- the accumulator -------------------------------------------------------------------------
+_SILENT = Stats(running=0, waiting=0, prompt_tokens=0, output_tokens=0)
 
 
 class _Window:
@@ -279,8 +117,8 @@ class _Worker:
     fraction: float | None = None
     load_seconds: float | None = None
     message: str = ""
-    stats: Stats = Stats(0, 0, 0, 0)
-    counter: int | None = None  # tokens that the process had reported; None: not known
+    stats: Stats = _SILENT
+    counter: int | None = None  # tokens that its process has reported, where known
     in_flight: int = 0
     drained_at: float | None = None
     lost: bool = False
@@ -294,6 +132,7 @@ class _Worker:
     def forget_job(self) -> None:
         self.tally, self.streamed, self.in_flight = _Tally(), 0, 0
         self.busy_seconds, self.restarts, self.peak_bytes = 0.0, 0, None
+        self.lost = False
 
     @property
     def was_ready(self) -> bool:
@@ -302,6 +141,13 @@ class _Worker:
     @property
     def tokens(self) -> int:
         return max(self.streamed, self.tally.output_tokens)
+
+    def rate_at(self, now: float) -> float:
+        return self.rate.per_second(now) if self.phase == "running" else 0.0
+
+    def busy_at(self, now: float) -> float:
+        end = now if self.drained_at is None else self.drained_at
+        return self.busy_seconds + (end - self.since if self.phase == "running" else 0.0)
 
     def enter(self, phase: Phase, at: float) -> None:
         if phase == self.phase:
@@ -319,7 +165,7 @@ class _Worker:
 
     def release(self, phase: Phase, now: float) -> None:
         self.enter(phase, now)
-        self.in_flight, self.stats = 0, Stats(0, 0, 0, 0)
+        self.in_flight, self.stats = 0, _SILENT
 
     def receive(self, stats: Stats, now: float) -> None:
         if self.counter is not None:
@@ -332,21 +178,22 @@ class _Worker:
     def apply(self, event: Event, now: float) -> None:
         match event:
             case Started() | Hello():
-                self.restarts += self.lost
-                self.lost, self.message = False, ""
+                if self.lost:
+                    self.restarts += 1
+                self.lost, self.message, self.counter = False, "", 0
                 self.enter("starting", now)
             case Loading():
                 self.enter(_STAGES.get(event.stage, "loading"), now)
                 self.fraction = event.fraction
             case Ready():
-                self.load_seconds, self.counter = event.load_seconds, 0
+                self.load_seconds = event.load_seconds
                 self.enter("idle", now)
             case Stats():
                 self.receive(event, now)
             case Outcomes():
                 pass  # counted by `recorded`, once the scheduler has accepted them
             case Fatal(error):
-                self.message = one_line(f"{error.kind}: {error.message}", _MESSAGE_CHARS)
+                self.message = _clipped(f"{error.kind}: {error.message}")
                 self.release("lost" if self.was_ready else "failed", now)
             case Stopped():
                 self.release("stopped", now)
@@ -400,31 +247,24 @@ class Progress:
         for worker in shown:
             worker.forget_job()
 
-    def assign(
-        self,
-        worker: int,
-        model: str,
-        devices: Sequence[str],
-        *,
-        load_seconds: float | None = None,
-    ) -> None:
-        """The job uses a worker, or starts it again.
+    def assign(self, worker: int, model: str, devices: Sequence[str]) -> None:
+        """The job uses a worker: a living one as it is, any other is being started.
 
         Args:
-            worker: Its number, used in the other calls.
-            model: Name of its model.
+            worker: Its number within the session, used in the other calls.
+            model: Name of its model in this job.
             devices: Labels of its devices.
-            load_seconds: Of a warm worker: how long its load took. None: it is started now.
         """
         now = self._clock()
-        view = self._workers.get(worker)
-        if view is None or (view.model, view.devices) != (model, tuple(devices)):
-            view = self._workers[worker] = _Worker(model, tuple(devices), now)
-        if view not in self._assigned:
-            self._assigned.append(view)
-        self._on.update(dict.fromkeys(devices, view))
-        view.load_seconds = load_seconds
-        view.enter("starting" if load_seconds is None else "idle", now)
+        entry = self._workers.get(worker)
+        if entry is None:
+            entry = self._workers[worker] = _Worker(model, tuple(devices), now)
+        elif entry.phase in ("lost", "failed", "stopped"):
+            entry.enter("starting", now)
+        entry.model = model
+        if entry not in self._assigned:
+            self._assigned.append(entry)
+        self._on.update(dict.fromkeys(devices, entry))
 
     def apply(self, worker: int, event: Event) -> None:
         """A worker, or its launcher, says something; of an unknown worker it is ignored."""
@@ -435,14 +275,14 @@ class Progress:
 
     def submitted(self, worker: int, count: int) -> None:
         """`count` requests went to a worker."""
-        now, view = self._clock(), self._workers[worker]
+        now, entry = self._clock(), self._workers[worker]
         if self._first_submit is None:
             self._first_submit = now
             self._pace.restart(now, self._tally.done)
-        view.settle(now)
-        view.enter("running", now)
-        view.in_flight += count
-        view.drained_at = None
+        entry.settle(now)
+        entry.enter("running", now)
+        entry.in_flight += count
+        entry.drained_at = None
 
     def recorded(self, model: str, worker: int | None, outcomes: Sequence[Outcome]) -> None:
         """Prompts are resolved.
@@ -454,20 +294,20 @@ class Progress:
                 for nothing.
         """
         now = self._clock()
-        view = None if worker is None else self._workers.get(worker)
+        entry = None if worker is None else self._workers.get(worker)
         for outcome in outcomes:
             if isinstance(outcome, Failure) and outcome.error.kind == "Interrupted":
                 continue
             self._tally.add(outcome)
             self._model_done[model] = self._model_done.get(model, 0) + 1
-            if view is not None:
-                view.tally.add(outcome)
+            if entry is not None:
+                entry.tally.add(outcome)
         self._pace.add(now, self._tally.done)
-        if view is not None:
-            view.rate.add(now, view.tokens)
-            view.in_flight = max(0, view.in_flight - len(outcomes))
-            if view.in_flight == 0 and view.phase == "running":
-                view.drained_at = now
+        if entry is not None:
+            entry.rate.add(now, entry.tokens)
+            entry.in_flight = max(0, entry.in_flight - len(outcomes))
+            if entry.in_flight == 0 and entry.phase == "running":
+                entry.drained_at = now
 
     def read(self, readings: Mapping[str, Reading]) -> None:
         """New device readings, by device label."""
@@ -514,17 +354,78 @@ class Progress:
         now = self._clock()
         return [
             WorkerFigures(
-                device="+".join([worker.devices[0], *(d.split(":")[1] for d in worker.devices[1:])]),
+                device="+".join(
+                    [worker.devices[0], *(d.split(":")[1] for d in worker.devices[1:])]
+                ),
                 model=worker.model,
                 load_seconds=worker.load_seconds,
                 prompts=worker.tally.done,
                 failures=worker.tally.failed,
                 prompt_tokens=worker.tally.prompt_tokens,
                 output_tokens=worker.tally.output_tokens,
-                busy_seconds=worker.busy_seconds
-                + (now - worker.since if worker.phase == "running" else 0.0),
+                busy_seconds=worker.busy_at(now),
                 peak_bytes=worker.peak_bytes,
                 restarts=worker.restarts,
             )
             for worker in self._assigned
         ]
+
+    def _job(self, now: float) -> JobView:
+        now = now if self._ended is None else self._ended
+        tally, total = self._tally, sum(self._totals.values())
+        ran = 0.0 if self._first_submit is None else now - self._first_submit
+        if self._ended is None:
+            tokens = max(tally.output_tokens, sum(worker.tokens for worker in self._assigned))
+            rate = sum(worker.rate_at(now) for worker in self._assigned)
+        else:
+            tokens = tally.output_tokens
+            rate = tokens / ran if ran else 0.0
+        return JobView(
+            state=self._state,
+            done=tally.done,
+            failed=tally.failed,
+            total=total,
+            elapsed_seconds=now - self._began,
+            eta_seconds=self._eta(total - tally.done, ran, now) if self._ended is None else None,
+            output_tokens=tokens,
+            output_tokens_per_second=rate,
+            prompt_tokens=tally.prompt_tokens,
+            restarts=sum(worker.restarts for worker in self._assigned),
+            notes=tuple(self._notes),
+        )
+
+    def _eta(self, left: int, ran: float, now: float) -> float | None:
+        if self._tally.done < _ENOUGH_OUTCOMES or ran < _ENOUGH_SECONDS:
+            return None
+        pace = self._pace.per_second(now)
+        return max(0, left) / pace if pace else None
+
+    def _view(self, worker: _Worker, now: float) -> WorkerView:
+        worker.settle(now)
+        tally, stats = worker.tally, worker.stats
+        if self._ended is None:
+            tokens, rate = worker.tokens, worker.rate_at(now)
+        else:
+            tokens, busy = tally.output_tokens, worker.busy_at(now)
+            rate = tokens / busy if busy else 0.0
+        return WorkerView(
+            phase=worker.phase,
+            phase_seconds=now - worker.since,
+            fraction=worker.fraction,
+            model=worker.model,
+            done=tally.done,
+            failed=tally.failed,
+            model_done=self._model_done.get(worker.model, 0),
+            total=self._totals.get(worker.model, 0),
+            running=stats.running,
+            waiting=stats.waiting,
+            output_tokens=tokens,
+            output_tokens_per_second=rate,
+            kv_usage=stats.kv_usage,
+            load_seconds=worker.load_seconds,
+            message=worker.message,
+        )
+
+
+def _clipped(text: str) -> str:
+    return one_line(" ".join(text.split()), _MESSAGE_CHARS)

@@ -31,15 +31,16 @@ def plain(value: object, where: str) -> Any:
 
     Args:
         value: Nested dicts, lists, tuples, sets, strings, bytes, numbers, booleans, None.
-            NumPy scalars become Python numbers.
+            NumPy scalars become Python numbers, and instances of subclasses (an `Enum`, a
+            named tuple) the plain value: the worker may not know the class.
         where: How the user would name it, such as `sampling["stop"]`; used in the message.
 
     Raises:
         SpecError: Something in it is not data (a function, an engine, a lock).
     """
+    if isinstance(value, _SCALARS):
+        return _exact(value)
     match value:
-        case str() | bytes() | bool() | int() | float() | None:
-            return value
         case Mapping():
             for key in value:
                 if not isinstance(key, _SCALARS):
@@ -47,9 +48,10 @@ def plain(value: object, where: str) -> Any:
                         f"{where} has the key {key!r} of type {type(key).__name__}; "
                         "keys must be text or numbers"
                     )
-            return {key: plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+            return {_exact(key): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return type(value)(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
+            kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
+            return kind(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
     scalar = getattr(value, "item", None)  # NumPy and torch scalars, without importing either
     if callable(scalar) and getattr(value, "ndim", None) == 0:
         return plain(scalar(), where)
@@ -57,6 +59,20 @@ def plain(value: object, where: str) -> Any:
         f"{where} is of type {type(value).__module__}.{type(value).__qualname__}; it is sent to "
         "another process and must be plain data (text, numbers, lists, dicts)"
     )
+
+
+def _exact(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
+    match value:
+        case str():
+            return str.__str__(value)
+        case bytes():
+            return bytes(value)
+        case int():
+            return int.__index__(value)
+        case _:
+            return float.__float__(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +200,11 @@ class ModelSpec:
         if self.engine not in ENGINES:
             raise SpecError(
                 f"engine {self.engine!r} is unknown; choose one of {', '.join(ENGINES)}"
+            )
+        if not isinstance(self.engine_args, Mapping):
+            raise SpecError(
+                f"engine_args is of type {type(self.engine_args).__name__}; pass a dict of the "
+                'engine\'s arguments, such as {"max_model_len": 4096}'
             )
         object.__setattr__(self, "engine_args", plain(self.engine_args, "engine_args"))
         for name, fix in _REFUSED_ENGINE_ARGS.items():

@@ -189,9 +189,11 @@ def _pin(spec: WorkerSpec) -> None:
 
 def remote_error(error: BaseException, *, with_traceback: bool = True) -> RemoteError:
     """`error` as text that any process can read."""
-    message = str(error) or repr(error)
-    trace = "".join(traceback.format_exception(error)) if with_traceback else ""
-    return RemoteError(type(error).__name__, message, trace)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # our own frames explain nothing
+    lines = traceback.format_exception(type(error), error, trace) if with_traceback else ()
+    return RemoteError(type(error).__name__, str(error) or repr(error), "".join(lines))
 
 
 @contextlib.contextmanager
@@ -241,10 +243,10 @@ def _main(channel: int, lifeline: int) -> None:
     try:
         serve(PipeChannel(channel))
         code = 0
-    except (EOFError, BrokenPipeError):
-        pass
-    except BaseException:  # noqa: BLE001  # it was sent as Fatal; the log has it too
+    except (EOFError, ConnectionError):  # the kernel hung up
         traceback.print_exc()
+    except BaseException:  # noqa: BLE001, S110  # it was sent as Fatal
+        pass
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # libraries leave threads behind that would hold the device

@@ -1,0 +1,298 @@
+"""One job being carried out: what the scheduler decides, done; what workers answer, kept.
+
+```
+ event ──> scheduler.handle ──> actions ──> fleet (start, send, retire)
+                                   └──────> collectors, progress
+```
+
+Not thread-safe: the session's loop alone calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from mgpu_magic.errors import (
+    EngineError,
+    JobInterrupted,
+    ProtocolError,
+    ReportedError,
+    WorkerLost,
+    WorkerStartError,
+)
+from mgpu_magic.messages import (
+    Abort,
+    Event,
+    Failure,
+    Load,
+    Loading,
+    Outcomes,
+    Ready,
+    Submit,
+)
+from mgpu_magic.results import Collector, Ensemble, ResultSet, WorkerStats
+from mgpu_magic.scheduler import (
+    AbortAt,
+    GrantLoad,
+    Planned,
+    Record,
+    Retire,
+    Scheduler,
+    StartWorker,
+    SubmitTo,
+    WorkerState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mgpu_magic.fleet import Fleet, Later, Worker
+    from mgpu_magic.placement import Placed
+    from mgpu_magic.progress import Progress
+    from mgpu_magic.prompts import Prepared
+    from mgpu_magic.scheduler import Action, Death
+    from mgpu_magic.spec import JobSpec
+
+    Results: TypeAlias = "ResultSet | Ensemble"
+
+log = logging.getLogger("mgpu_magic")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A worker of the job: its number, and its place; `warm` if it lives already."""
+
+    number: int
+    placed: Placed
+    warm: Worker | None
+
+    def planned(self) -> Planned:
+        """The same for the scheduler."""
+        state, capacity = WorkerState.NEW, 0
+        if self.warm is not None:
+            state = WorkerState.LOADING if self.warm.granted else WorkerState.STARTING
+            if self.warm.ready is not None:
+                state, capacity = WorkerState.READY, self.warm.ready.capacity
+        return Planned(
+            worker=self.number,
+            model=self.placed.model,
+            devices=tuple(device.label for device in self.placed.spec.devices),
+            wave=self.placed.wave,
+            state=state,
+            imported=self.warm is not None and self.warm.imported,
+            capacity=capacity,
+        )
+
+
+class Execution:
+    """Carries one job out.
+
+    Args:
+        number: Number of the job within the session.
+        job: What the user asked for.
+        prepared: The prompts by model name.
+        seats: The workers that the placement asks for.
+        fleet: Starts and reaches them.
+        progress: Told of everything.
+        later: `later(seconds, act)` has the loop call `act` after that time.
+        parallel_loads: How many workers may load at the same time.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        job: JobSpec,
+        prepared: Mapping[str, Prepared],
+        seats: Sequence[Seat],
+        fleet: Fleet,
+        progress: Progress,
+        later: Later,
+        parallel_loads: int,
+    ) -> None:
+        self._number = number
+        self._job = job
+        self._prepared = prepared
+        self._seats = {seat.number: seat for seat in seats}
+        self._fleet = fleet
+        self._progress = progress
+        self._later = later
+        self._collectors = {name: Collector(p.originals) for name, p in prepared.items()}
+        self._stopped = False
+        self._scheduler = Scheduler(
+            job=number,
+            requests={name: p.requests for name, p in prepared.items() if p.requests},
+            workers=[seat.planned() for seat in seats],
+            stagger=job.stagger,
+            parallel_loads=parallel_loads,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether every prompt has its outcome."""
+        return self._scheduler.done
+
+    def begin(self) -> None:
+        """Start."""
+        self._progress.begin({name: len(p.requests) for name, p in self._prepared.items()})
+        for seat in self._seats.values():
+            if seat.warm is not None:
+                self._assign(seat)
+        self._perform(self._scheduler.begin())
+
+    def handle(self, worker: int, event: Event) -> None:
+        """A worker of the session says something."""
+        if worker not in self._seats:
+            return
+        if isinstance(event, Ready):
+            self._hint_at_chat(self._seats[worker], event)
+        try:
+            actions = self._scheduler.handle(worker, event)
+        except ProtocolError as error:
+            log.warning("%s; it is ended", error)
+            self._fleet.kill(worker)
+            return
+        self._perform(actions, worker if isinstance(event, Outcomes) else None)
+
+    def stop(self) -> None:
+        """The user's interrupt: give up what is not finished; workers stay."""
+        self._stopped = True
+        self._perform(self._scheduler.cancel())
+
+    def results(self) -> Results:
+        """What is known until now, as long as the prompts."""
+        figures = self._progress.figures()
+        seconds = self._progress.snapshot().job.elapsed_seconds
+        sets = {
+            name: collector.results(
+                seconds=seconds,
+                workers=[
+                    WorkerStats(
+                        device=figure.device,
+                        model=figure.model,
+                        load_seconds=figure.load_seconds,
+                        prompts=figure.prompts - figure.failures,
+                        prompt_tokens=figure.prompt_tokens,
+                        output_tokens=figure.output_tokens,
+                        output_tokens_per_second=figure.output_tokens / figure.busy_seconds
+                        if figure.busy_seconds
+                        else None,
+                        peak_bytes=figure.peak_bytes,
+                        restarts=figure.restarts,
+                    )
+                    for figure in figures
+                    if figure.model == name
+                ],
+            )
+            for name, collector in self._collectors.items()
+        }
+        return Ensemble(sets) if self._job.ensemble else next(iter(sets.values()))
+
+    def finish(self) -> tuple[Results, BaseException | None]:
+        """The results, and the error to raise with them, if any."""
+        results = self.results()
+        error = self._error(results)
+        failed_models = self._scheduler.failed_models
+        for name, death in failed_models.items():
+            self._progress.note(f"{name} could not be loaded: {death.reason}")
+        for number, death in self._scheduler.failed.items():
+            if self._seats[number].placed.model not in failed_models:
+                self._progress.note(f"the job went on without {death.reason}")
+        if self._stopped:
+            self._progress.finish("interrupted")
+        else:
+            self._progress.finish("failed" if error else "done")
+        return results, error
+
+    # --- actions -----------------------------------------------------------------------------
+
+    def _perform(self, actions: Sequence[Action], resolver: int | None = None) -> None:
+        for action in actions:
+            match action:
+                case StartWorker(worker):
+                    self._assign(self._seats[worker])
+                    self._fleet.start(worker, self._seats[worker].placed.spec)
+                case GrantLoad(worker, delay):
+                    self._later(delay, partial(self._grant, worker))
+                case SubmitTo(worker, requests):
+                    self._send(worker, Submit(self._number, requests))
+                    self._progress.submitted(worker, len(requests))
+                case AbortAt(worker, indices):
+                    self._send(worker, Abort(self._number, indices))
+                case Retire(worker):
+                    self._fleet.retire(worker)
+                case Record(model, outcomes):
+                    for outcome in outcomes:
+                        self._collectors[model].add(outcome)
+                    self._progress.recorded(model, resolver, outcomes)
+                case _:
+                    assert_never(action)
+
+    def _grant(self, worker: int) -> None:
+        self._send(worker, Load())
+        self._progress.apply(worker, Loading("loading"))
+
+    def _send(self, worker: int, command: Load | Submit | Abort) -> None:
+        if (living := self._fleet.get(worker)) is not None:
+            living.send(command)
+
+    def _assign(self, seat: Seat) -> None:
+        labels = [device.label for device in seat.placed.spec.devices]
+        self._progress.assign(seat.number, seat.placed.model, labels)
+
+    def _hint_at_chat(self, seat: Seat, ready: Ready) -> None:
+        """Plain text for a model that was trained on chats is a common, silent mistake."""
+        requests = self._prepared[seat.placed.model].requests
+        if ready.has_chat_template and requests and isinstance(requests[0].prompt, str):
+            self._progress.note(
+                f"{seat.placed.model} has a chat template, and the prompts are plain text: "
+                "add --chat (chat=True) to send them as user messages."
+            )
+
+    # --- the verdict -------------------------------------------------------------------------
+
+    def _error(self, results: Results) -> BaseException | None:
+        sets = [results] if isinstance(results, ResultSet) else list(results.values())
+        prompts = sum(map(len, sets))
+        failures = [failure for one in sets for failure in one.failures]
+        if self._stopped:
+            return JobInterrupted(
+                f"stopped with {prompts - len(failures)} of {prompts} prompts answered; they are "
+                "in `%multigpu last` (and in the `results` of this exception). The models stay "
+                "loaded: run the cell again, or `%multigpu free`.",
+                results=results,
+            )
+        if not failures or len(failures) < prompts:
+            return None
+        for model, death in self._scheduler.failed_models.items():
+            return _load_error(model, death, results)
+        return self._common_error(failures, results)
+
+    def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
+        """Where all prompts failed alike the cause is not in the prompts: one error, not n."""
+        errors = {(failure.error.kind, failure.error.message) for failure in failures}
+        if len(failures) < 2 or len(errors) > 1:
+            return None
+        ((kind, message),) = errors
+        text = f"all {len(failures)} prompts failed alike: {kind}: {message}"
+        for death in self._scheduler.failed.values():
+            tail = death.exited.log_tail
+            return WorkerLost(text, kind=kind, log_tail=tail, results=results)
+        return EngineError(text, kind=kind, results=results)
+
+
+def _load_error(model: str, death: Death, results: Results) -> ReportedError:
+    message = f"{model} could not be loaded on {death.reason}"
+    tail = death.exited.log_tail
+    if death.error is None:
+        return WorkerStartError(message, log_tail=tail, results=results)
+    return EngineError(
+        message,
+        kind=death.error.kind,
+        traceback=death.error.traceback,
+        log_tail=tail,
+        results=results,
+    )

@@ -1,0 +1,285 @@
+"""The IPython surface: `%%multigpu` runs a job, `%multigpu` asks about the workers.
+
+```
+ %%multigpu options            cell body (runs in the notebook's namespace)
+        │                            │ names that it binds
+        └───────> Options <──────────┘
+                     │ .job()
+                  Session.run(job, view) ──> results: the cell's value, or -o NAME
+```
+
+A thin layer: whatever it does, `mgpu_magic.Session` does in a script.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+from traitlets import Bool, Float, Int, Unicode
+
+from mgpu_magic.dashboard import open_view, render_html
+from mgpu_magic.errors import PlacementError, SpecError
+from mgpu_magic.options import Options
+from mgpu_magic.session import Session
+from mgpu_magic.snapshot import render_text
+from mgpu_magic.spec import ENGINES
+
+if TYPE_CHECKING:
+    from mgpu_magic.execution import Results
+
+BODY_NAMES = ("model", "models", "prompts", "sampling", "engine_args")
+"""The names by which a cell's body describes its job."""
+
+LINE_HELP = """\
+%multigpu status          the devices, and what is loaded on them
+%multigpu devices         every device that this kernel may use
+%multigpu logs [WORKER]   the ends of the workers' logs
+%multigpu last            results of the last run, finished or not
+%multigpu free [MODEL]    end the workers (of one model) and release their memory
+%multigpu restart         kill every worker, also in the middle of a run
+%multigpu help            this
+%%multigpu?               how to run a cell"""
+
+
+@magics_class
+class MultiGPU(Magics):
+    """The magics; its traits are the defaults that `%config MultiGPU.NAME = VALUE` sets."""
+
+    devices = Unicode("all", help="Default of --devices.").tag(config=True)
+    engine = Unicode("vllm", help="Default of --engine.").tag(config=True)
+    stagger = Unicode("auto", help="Default of --stagger.").tag(config=True)
+    panel = Bool(True, help="Whether to show the panel.").tag(config=True)
+    chat = Bool(False, help="Whether --chat is on.").tag(config=True)
+    max_tokens = Int(None, allow_none=True, help="Default of --max-tokens.").tag(config=True)
+    temperature = Float(None, allow_none=True, help="Default of --temperature.").tag(config=True)
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell=shell)
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session of this notebook, made when first needed."""
+        if self._session is None:
+            self._session = Session()
+        return self._session
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    @no_var_expand
+    @magic_arguments("%multigpu")
+    @argument("model", nargs="?", metavar="MODEL", help="Hub id or directory of the model.")
+    @argument(
+        "-o", "--out", metavar="NAME", help="Variable for the results; else the cell's value."
+    )
+    @argument("--prompts", metavar="NAME", help="Notebook variable that holds the prompts.")
+    @argument("--model", dest="model_name", metavar="NAME", help="Variable that holds the model.")
+    @argument("--models", metavar="NAME", help="Variable that holds the models of an ensemble.")
+    @argument("--sampling", metavar="NAME", help="Variable that holds SamplingParams fields.")
+    @argument("--engine-args", metavar="NAME", help="Variable that holds the engine's arguments.")
+    @argument("--max-tokens", type=int, help="Tokens that an answer may have.")
+    @argument("--temperature", type=float, help="0 is greedy.")
+    @argument("--seed", type=int, help="Makes sampling repeatable, however prompts are shared out.")
+    @argument("--chat", action="store_true", help="Send texts as user messages (chat template).")
+    @argument("--devices", metavar="all|0,1|cpu|cpu:N", help="Which devices; default: all.")
+    @argument("--engine", choices=ENGINES, help="What runs the model; default: vllm.")
+    @argument("--tensor-parallel-size", type=int, metavar="K", help="Devices per copy.")
+    @argument("--max-model-len", type=int, help="Tokens of prompt and answer together.")
+    @argument("--gpu-memory-utilization", type=float, help="Part of each GPU's memory; 0.92.")
+    @argument("--stagger", metavar="auto|SECONDS", help="Time between the loads of the workers.")
+    @argument("--no-panel", action="store_true", help="Show no progress.")
+    @cell_magic("multigpu")
+    def cell(self, line: str, cell: str) -> Results | None:
+        """Run a model on every device and return its answers in prompt order.
+
+        The body is ordinary Python; the names that it binds describe the job:
+
+        model        hub id, local directory, or dict of engine arguments holding "model"
+        models       ensemble: {name: model}; every model answers every prompt
+        prompts      list (or Series, array, column, generator) of texts, chats, token ids
+        sampling     dict of vLLM SamplingParams fields, or one dict per prompt
+        engine_args  dict of engine arguments: max_model_len, quantization, dtype, ...
+
+        The models stay loaded for the next cell; `%multigpu free` releases them.
+        """
+        given = vars(parse_argstring(self.cell, line))
+        try:
+            bound = self._run_body(cell)
+            job = self._options(given, bound).job()
+            view = open_view(panel=self.panel and not given["no_panel"])
+            results = self.session.run(job, view)
+        except (SpecError, PlacementError) as error:
+            raise UsageError(str(error)) from None
+        if name := given["out"]:
+            self.shell.user_ns[name] = results
+            return None
+        return None if _silenced(cell) else results
+
+    @line_magic("multigpu")
+    def line(self, line: str) -> Any:
+        """Ask about the workers, or end them; `%multigpu help` lists the words."""
+        word, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        try:
+            match word:
+                case "" | "help":
+                    return Report(LINE_HELP)
+                case "status":
+                    snapshot = self.session.status()
+                    return Report(render_text(snapshot, 120), render_html(snapshot))
+                case "devices":
+                    return Report(self.session.describe_devices())
+                case "logs":
+                    logs = self.session.logs(int(rest) if rest.isdecimal() else None)
+                    return Report("\n".join(f"--- {name}\n{text}" for name, text in logs.items()))
+                case "last":
+                    return self.session.last
+                case "free":
+                    return Report(f"{self.session.free(rest or None)} workers ended.")
+                case "restart":
+                    return Report(f"{self.session.restart()} workers killed.")
+                case _:
+                    raise UsageError(f"%multigpu {word} is unknown.\n{LINE_HELP}")
+        except SpecError as error:
+            raise UsageError(str(error)) from None
+
+    def _run_body(self, cell: str) -> dict[str, Any]:
+        """Run the cell's body as IPython runs a cell; returns the names that it bound."""
+        __tracebackhide__ = True
+        shell = self.shell
+        # The empty line stands for the magic's own, so that line numbers are those of the cell.
+        source = "\n" + shell.transform_cell(cell)
+        file = shell.compile.cache(source, shell.execution_count)
+        tree = shell.transform_ast(ast.parse(source, file))
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        scope = Scope(shell.user_ns)
+        exec(compile(tree, file, "exec"), shell.user_ns, scope)  # noqa: S102  # the user's cell
+        if last is not None:
+            expression = compile(ast.Expression(last.value), file, "eval")
+            value = eval(expression, shell.user_ns, scope)  # noqa: S307  # the user's cell
+            if value is not None and not _silenced(cell):
+                display(value)
+        return {name: shell.user_ns[name] for name in scope.bound if name in shell.user_ns}
+
+    def _options(self, given: dict[str, Any], bound: dict[str, Any]) -> Options:
+        """What the magic's line and the cell's body say, together."""
+        values: dict[str, Any] = {"model": given["model"]}
+        options = {name: "--" + name.replace("_", "-") for name in BODY_NAMES}
+        for name, option in options.items():
+            expression = given["model_name" if name == "model" else name]
+            if name in bound:
+                for other in (expression and f"{option} {expression}", values.get(name)):
+                    if other:
+                        raise SpecError(
+                            f"{name} is given twice: by the cell's body and by {other!r} in the "
+                            "magic's line; keep one of them"
+                        )
+                values[name] = bound[name]
+            elif expression is not None:
+                values[name] = self._look_up(expression, option)
+        has_model = any(values.get(name) is not None for name in ("model", "models"))
+        for name in ("prompts",) if has_model else ("model", "models", "prompts"):
+            if values.get(name) is None and name in self.shell.user_ns and name not in bound:
+                raise SpecError(
+                    f"the cell does not set {name}; the notebook has one from an earlier cell: "
+                    f"add {options[name]} {name} to use it"
+                )
+        for name in ("seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization"):
+            values[name] = given[name]
+        for name in ("devices", "engine", "stagger"):
+            values[name] = given[name] or getattr(self, name)
+        values["chat"] = given["chat"] or self.chat
+        sampling = values.get("sampling")
+        for name in ("max_tokens", "temperature"):
+            value = given[name]
+            if value is None and not (isinstance(sampling, dict) and name in sampling):
+                value = getattr(self, name)
+            values[name] = value
+        return Options.of(**values)
+
+    def _look_up(self, expression: str, option: str) -> Any:
+        try:
+            return self.shell.ev(expression)
+        except Exception as error:  # noqa: BLE001  # the user's expression
+            raise SpecError(
+                f"{option} {expression}: {type(error).__name__}: {error}; "
+                "name a variable of the notebook"
+            ) from None
+
+
+class Scope(MutableMapping[str, Any]):
+    """The notebook's namespace, remembering which names were bound through it."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self.bound: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._namespace[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._namespace[name] = value
+        self.bound.add(name)
+
+    def __delitem__(self, name: str) -> None:
+        del self._namespace[name]
+        self.bound.discard(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._namespace)
+
+    def __len__(self) -> int:
+        return len(self._namespace)
+
+
+class Report:
+    """Text that a notebook shows as it is, or as HTML where that is given."""
+
+    def __init__(self, text: str, html: str | None = None) -> None:
+        self._text = text
+        self._html = html
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str | None:
+        return self._html
+
+
+def _silenced(cell: str) -> bool:
+    """Whether the cell ends in a semicolon, comments and space aside."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    try:
+        tokens = tokenize.generate_tokens(io.StringIO(cell).readline)
+        texts = [token.string for token in tokens if token.type not in skipped]
+    except (tokenize.TokenError, SyntaxError):  # magics and the like
+        return cell.rstrip().endswith(";")
+    return bool(texts) and texts[-1] == ";"
+
+
+def load(shell: Any) -> None:
+    """Register the magics."""
+    magics = MultiGPU(shell)
+    shell.register_magics(magics)
+    shell.configurables.append(magics)
+
+
+def unload(shell: Any) -> None:
+    """Take the magics out and end their workers."""
+    for magics in [one for one in shell.configurables if isinstance(one, MultiGPU)]:
+        magics.close()
+        shell.configurables.remove(magics)
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind].pop("multigpu", None)

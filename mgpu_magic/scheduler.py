@@ -1,0 +1,426 @@
+"""Decides what happens next in one job: event in, actions out.
+
+```
+ Scheduler.handle(worker, event) ──> TRANSITIONS ──> state
+        │                                              │
+        ├── loads: who may load now          GrantLoad │
+        ├── requests: who may hold how many   SubmitTo ├──> actions, carried out by the owner
+        ├── deaths: who is restarted,      StartWorker │    of the processes
+        │   and which requests are suspects     Record │
+        └── waves: whose turn it is             Retire ┘
+```
+
+It knows no clock, thread, process or pipe. Imports `errors`, `messages` and `lifecycle` alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+from mgpu_magic.errors import ProtocolError
+from mgpu_magic.lifecycle import (
+    LOADING,
+    LOST,
+    NEW,
+    READY,
+    STARTING,
+    STOPPED,
+    TRANSITIONS,
+    AbortAt,
+    Action,
+    Death,
+    GrantLoad,
+    Planned,
+    Record,
+    Retire,
+    StartWorker,
+    SubmitTo,
+    Trigger,
+    WorkerState,
+)
+from mgpu_magic.messages import (
+    Event,
+    Exited,
+    Failure,
+    Fatal,
+    Hello,
+    Loading,
+    Outcome,
+    Outcomes,
+    Ready,
+    RemoteError,
+    Request,
+    Started,
+    Stats,
+    Stopped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_COMING = (STARTING, LOADING, READY)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    id: int
+    model: _Model
+    devices: tuple[str, ...]
+    turn: int
+    state: WorkerState
+    imported: bool
+    capacity: int
+    pace: float  # requests finished, which is as good as speed; 0: was never ready
+    in_flight: dict[int, Request] = field(default_factory=dict)
+    alone: bool = False  # what is in flight is a group of suspects
+    losses: int = 0  # in a row, without an outcome in between
+    error: RemoteError | None = None
+
+    @property
+    def label(self) -> str:
+        return "+".join(self.devices)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether its model still needs it on its devices."""
+        return self.model.unresolved > 0 and self.state in (NEW, *_COMING)
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    name: str
+    pending: deque[Request]
+    unresolved: int
+    workers: list[_Worker] = field(default_factory=list)
+    suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
+    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
+    was_ready: bool = False
+
+    def mean_pace(self) -> float:
+        paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
+        return sum(paces) / len(paces) if paces else 1.0
+
+    def share(self, worker: _Worker) -> int:
+        coming = sum(other.state in _COMING for other in self.workers)
+        return fair_share(self.unresolved, worker.pace / self.mean_pace(), coming)
+
+    def next_suspects(self, capacity: int) -> tuple[Request, ...]:
+        group = self.suspects.popleft()
+        if rest := group[capacity:]:
+            self.suspects.appendleft(rest)
+        return group[:capacity]
+
+
+def fair_share(unresolved: int, pace: float, workers: int) -> int:
+    """How many requests a worker may hold, its capacity aside.
+
+    Three quarters of its part: an engine wants a full batch, and what stays back evens out
+    uneven lengths at the end. More kept back starves batch engines, less lets one worker finish
+    long after the others (tests/simulate/test_makespan.py has both).
+
+    Args:
+        unresolved: Requests of the model without an outcome, at workers or not.
+        pace: Speed of the worker as a multiple of the mean.
+        workers: How many are or will be ready.
+    """
+    return math.ceil(0.75 * unresolved * pace / workers)
+
+
+class Scheduler:
+    """One job: its requests, its workers, and what to do next.
+
+    Each method returns the actions to carry out, in order.
+
+    Args:
+        job: Number of the job, as it stands in `Submit` and `Outcomes`.
+        requests: The requests by model name.
+        workers: The workers, those that exist already included. A model with requests has one.
+        stagger: Seconds from one load to the next; None: the first load of a model goes alone
+            (it fills the caches), the others follow together.
+        parallel_loads: How many workers may load at the same time.
+        restart_budget: How often in a row a worker is restarted before it finishes a request.
+
+    Attributes:
+        dropped: Outcomes that nobody waited for.
+        restarts: Lost workers that were started again.
+        failed: Workers that are gone for good: failed before ready, or lost beyond the budget.
+        failed_models: Models that could not be loaded, with the death that showed it.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: int,
+        requests: Mapping[str, Sequence[Request]],
+        workers: Sequence[Planned],
+        stagger: float | None,
+        parallel_loads: int,
+        restart_budget: int = 8,
+    ) -> None:
+        self._job = job
+        self._stagger = stagger
+        self._parallel_loads = parallel_loads
+        self._restart_budget = restart_budget
+        self._grants = 0
+        self.dropped = 0
+        self.restarts = 0
+        self.failed: dict[int, Death] = {}
+        self.failed_models: dict[str, Death] = {}
+        self._models = {
+            name: _Model(name, deque(of_model), len(of_model))
+            for name, of_model in requests.items()
+        }
+        self._workers: dict[int, _Worker] = {}
+        for plan in workers:
+            model = self._models[plan.model]
+            worker = _Worker(
+                id=plan.worker,
+                model=model,
+                devices=plan.devices,
+                turn=plan.wave if plan.state is NEW else -1,
+                state=plan.state,
+                imported=plan.imported,
+                capacity=plan.capacity,
+                pace=1.0 if plan.state is READY else 0.0,
+            )
+            model.workers.append(worker)
+            model.was_ready |= plan.state is READY
+            self._workers[plan.worker] = worker
+
+    # --- what the owner of the processes calls -----------------------------------------------
+
+    def begin(self) -> list[Action]:
+        """The first actions."""
+        actions = self._start_due() + self._grant_due()
+        for model in self._models.values():
+            actions += self._fill(model)
+        return actions
+
+    def handle(self, worker: int, event: Event) -> list[Action]:
+        """What follows from an event of a worker.
+
+        Raises:
+            ProtocolError: The event is not allowed now; nothing has changed.
+        """
+        this = self._workers[worker]
+        self._move(this, type(event))
+        match event:
+            case Started() | Hello() | Stats() | Stopped():
+                return []
+            case Fatal(error):
+                this.error = error
+                return []
+            case Loading(stage):
+                this.imported |= stage == "imported"
+                return self._grant_due()
+            case Ready(capacity):
+                this.capacity = capacity
+                this.pace = this.pace or this.model.mean_pace()
+                this.model.was_ready = True
+                return self._grant_due() + self._fill(this.model)
+            case Outcomes():
+                return self._accept(this, event)
+            case Exited():
+                return self._bury(this, event)
+            case _:
+                assert_never(event)
+
+    def cancel(self) -> list[Action]:
+        """The user's interrupt: what is unresolved fails as `"Interrupted"`, workers stay."""
+        actions: list[Action] = [
+            AbortAt(worker.id, tuple(worker.in_flight))
+            for worker in self._workers.values()
+            if worker.in_flight
+        ]
+        for model in self._models.values():
+            actions += self._give_up(model, "Interrupted", "stopped before it was answered")
+        return actions
+
+    # --- what it shows -----------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether every request is resolved."""
+        return not any(model.unresolved for model in self._models.values())
+
+    def state(self, worker: int) -> WorkerState:
+        """Where the worker is in its life."""
+        return self._workers[worker].state
+
+    def in_flight(self, worker: int) -> int:
+        """Requests at the worker."""
+        return len(self._workers[worker].in_flight)
+
+    def pending(self, model: str) -> int:
+        """Unresolved requests of the model that are at no worker."""
+        this = self._models[model]
+        return this.unresolved - sum(len(worker.in_flight) for worker in this.workers)
+
+    # --- starting and loading ----------------------------------------------------------------
+
+    def _move(self, worker: _Worker, trigger: Trigger) -> None:
+        try:
+            worker.state = TRANSITIONS[worker.state][trigger]
+        except KeyError:
+            raise ProtocolError(
+                f"worker {worker.id} on {worker.label} is {worker.state.value}; "
+                f"{trigger.__name__} is not allowed then"
+            ) from None
+
+    def _start(self, worker: _Worker) -> StartWorker:
+        self._move(worker, StartWorker)
+        worker.imported, worker.error = False, None
+        return StartWorker(worker.id)
+
+    def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
+        actions: list[Action] = []
+        for worker in workers:
+            if worker.state in _COMING:
+                self._move(worker, Retire)
+                actions.append(Retire(worker.id))
+        return actions
+
+    def _start_due(self) -> list[Action]:
+        """Start each new worker whose devices are no longer needed by those before it."""
+        actions: list[Action] = []
+        for worker in self._workers.values():
+            if worker.state is not NEW or not worker.model.unresolved:
+                continue
+            before = [
+                other
+                for other in self._workers.values()
+                if other.turn < worker.turn and set(other.devices) & set(worker.devices)
+            ]
+            if not any(other.blocks for other in before):
+                actions += [*self._retire(before), self._start(worker)]
+        return actions
+
+    def _grant_due(self) -> list[Action]:
+        loading = [worker for worker in self._workers.values() if worker.state is LOADING]
+        actions: list[Action] = []
+        for worker in self._workers.values():
+            if worker.state is not STARTING or not worker.imported:
+                continue
+            first = all(other.model is not worker.model for other in loading)
+            free = self._stagger is not None or worker.model.was_ready or first
+            if free and len(loading) < self._parallel_loads:
+                self._move(worker, GrantLoad)
+                loading.append(worker)
+                actions.append(GrantLoad(worker.id, self._grants * (self._stagger or 0.0)))
+                self._grants += 1
+        return actions
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def _fill(self, model: _Model) -> list[Action]:
+        """Hand out requests to the workers of the model that can take some."""
+        actions: list[Action] = []
+        ready = [worker for worker in model.workers if worker.state is READY]
+        for worker in ready:
+            if worker.alone:
+                continue
+            # Suspects must not take all workers down: one group at a time, where nothing else
+            # is in flight, and while others, if there are, go on with the rest.
+            if (
+                model.suspects
+                and not worker.in_flight
+                and (len(ready) > 1 or not model.pending)
+                and not any(other.alone for other in ready)
+            ):
+                worker.alone = True
+                actions.append(self._submit(worker, model.next_suspects(worker.capacity)))
+            elif model.pending and len(worker.in_flight) < worker.capacity:
+                limit = min(worker.capacity, model.share(worker))
+                count = min(limit - len(worker.in_flight), len(model.pending))
+                if count > 0:
+                    requests = tuple(model.pending.popleft() for _ in range(count))
+                    actions.append(self._submit(worker, requests))
+        return actions
+
+    def _submit(self, worker: _Worker, requests: tuple[Request, ...]) -> SubmitTo:
+        worker.in_flight.update((request.index, request) for request in requests)
+        return SubmitTo(worker.id, requests)
+
+    def _accept(self, worker: _Worker, reported: Outcomes) -> list[Action]:
+        known = [
+            outcome
+            for outcome in reported.outcomes
+            if reported.job == self._job and worker.in_flight.pop(outcome.index, None) is not None
+        ]
+        self.dropped += len(reported.outcomes) - len(known)
+        if not known:
+            return []
+        model = worker.model
+        worker.losses = 0
+        worker.pace += len(known)
+        worker.alone = worker.alone and bool(worker.in_flight)
+        actions = [self._record(model, known), *self._fill(model)]
+        return actions if model.unresolved else actions + self._start_due()
+
+    def _record(self, model: _Model, outcomes: Sequence[Outcome]) -> Record:
+        model.unresolved -= len(outcomes)
+        return Record(model.name, tuple(outcomes))
+
+    def _give_up(self, model: _Model, kind: str, message: str) -> list[Action]:
+        """Everything unresolved of the model fails with this error."""
+        if not model.unresolved:
+            return []
+        error = RemoteError(kind, message)
+        tried = [request for worker in model.workers for request in worker.in_flight.values()]
+        left = itertools.chain(model.pending, *model.suspects)
+        outcomes = [Failure(r.index, error, model.deaths[r.index] + 1) for r in tried]
+        outcomes += [Failure(r.index, error, model.deaths[r.index]) for r in left]
+        model.pending.clear()
+        model.suspects.clear()
+        for worker in model.workers:
+            worker.in_flight.clear()
+            worker.alone = False
+        return [self._record(model, outcomes)]
+
+    # --- deaths ------------------------------------------------------------------------------
+
+    def _bury(self, worker: _Worker, exited: Exited) -> list[Action]:
+        if worker.state is STOPPED:
+            return []
+        model = worker.model
+        death = Death(worker.label, worker.error, exited)
+        actions = self._suspect(worker, death)
+        worker.losses += 1
+        if worker.state is LOST and model.unresolved and worker.losses <= self._restart_budget:
+            self.restarts += 1
+            return [*actions, self._start(worker), *self._fill(model)]
+        self.failed[worker.id] = death
+        if model.unresolved and not model.was_ready:
+            self.failed_models[model.name] = death
+            actions += self._retire(model.workers)
+            kind = death.error.kind if death.error else "WorkerStartError"
+            what = f"{model.name!r} could not be loaded on {death.reason}"
+            actions += self._give_up(model, kind, what)
+        elif not any(other.blocks for other in model.workers):
+            what = f"no worker is left for {model.name!r}; {death.reason}"
+            actions += self._give_up(model, "WorkerLost", what)
+        return actions + self._start_due() + self._grant_due() + self._fill(model)
+
+    def _suspect(self, worker: _Worker, death: Death) -> list[Action]:
+        """What was in flight at a dead worker is tried again, in halves if it was alone."""
+        model = worker.model
+        group = tuple(worker.in_flight.values())
+        alone, worker.alone = worker.alone, False
+        worker.in_flight.clear()
+        for request in group:
+            model.deaths[request.index] += 1
+        if alone and len(group) == 1:
+            index = group[0].index
+            times = model.deaths[index]
+            what = (
+                f"its worker died each of the {times} times it was tried, the last time alone; "
+                f"{death.reason}"
+            )
+            return [self._record(model, [Failure(index, RemoteError("WorkerLost", what), times)])]
+        half = len(group) // 2 if alone else 0
+        model.suspects.extend(part for part in (group[:half], group[half:]) if part)
+        return []

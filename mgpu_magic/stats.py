@@ -1,0 +1,144 @@
+"""A job in figures: what was answered, how fast, and what each worker did.
+
+Imports `messages` and `tables` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mgpu_magic.messages import Completion, Failure
+from mgpu_magic.tables import Table, clipped, figure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mgpu_magic.messages import Outcome
+
+UNFINISHED = frozenset({"NotFinished", "Interrupted"})
+"""Kinds of the failures whose prompts only did not get their turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """What one worker did in a job; None: not known.
+
+    Attributes:
+        device: Label, such as `"cuda:0"`.
+        model: What it ran.
+        load_seconds: Time that it took to load the model, in this job or an earlier one.
+        prompts: Prompts that it answered.
+        prompt_tokens: Tokens of those prompts.
+        output_tokens: Tokens generated.
+        output_tokens_per_second: While it had work.
+        peak_bytes: Most memory in use on its device.
+        restarts: How often it was lost and started again.
+    """
+
+    device: str
+    model: str
+    load_seconds: float | None = None
+    prompts: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    output_tokens_per_second: float | None = None
+    peak_bytes: int | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunStats:
+    """A job in figures; shown as a table with a row per worker.
+
+    Attributes:
+        prompts: All prompts.
+        failures: Prompts without an answer, the unfinished among them.
+        unfinished: Prompts that had no turn before the job ended.
+        cut_by_length: Answers of which a text ended with the reason `"length"`.
+        prompt_tokens: Tokens of the answered prompts.
+        output_tokens: Tokens generated.
+        seconds: From the job's start to its end, loading included; None: not known.
+        workers: What each worker did.
+    """
+
+    prompts: int
+    failures: int
+    unfinished: int
+    cut_by_length: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float | None = None
+    workers: tuple[WorkerStats, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        outcomes: Sequence[Outcome],
+        *,
+        seconds: float | None = None,
+        workers: Iterable[WorkerStats] = (),
+    ) -> RunStats:
+        """The figures of `outcomes`."""
+        answers = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        return cls(
+            prompts=len(outcomes),
+            failures=len(failures),
+            unfinished=sum(failure.error.kind in UNFINISHED for failure in failures),
+            cut_by_length=sum("length" in answer.finish_reasons for answer in answers),
+            prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+            output_tokens=sum(answer.output_tokens for answer in answers),
+            seconds=seconds,
+            workers=tuple(workers),
+        )
+
+    @property
+    def output_tokens_per_second(self) -> float | None:
+        """Over all `seconds`, the loading among them."""
+        return self.output_tokens / self.seconds if self.seconds else None
+
+    @property
+    def headline(self) -> str:
+        """Such as `"200 prompts, 198 answered, 2 failed, 12 cut by length"`."""
+        counts = {
+            "failed": self.failures - self.unfinished,
+            "not finished": self.unfinished,
+            "cut by length": self.cut_by_length,
+        }
+        answered = f"{counted(self.prompts)}, {self.prompts - self.failures} answered"
+        return ", ".join([answered, *(f"{n} {word}" for word, n in counts.items() if n)])
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> Table:
+        tokens = f"{self.output_tokens} output tokens"
+        if self.seconds:
+            tokens += f" in {self.seconds:.1f} s ({self.output_tokens_per_second:.0f} tokens/s)"
+        header = (
+            "device|model|load s|prompts|prompt tokens|output tokens|tokens/s|peak GiB|restarts"
+        )
+        rows = [
+            (
+                worker.device,
+                clipped(worker.model, 40),
+                figure(worker.load_seconds, ".1f"),
+                str(worker.prompts),
+                str(worker.prompt_tokens),
+                str(worker.output_tokens),
+                figure(worker.output_tokens_per_second, ".0f"),
+                figure(worker.peak_bytes, ".2f", unit=2**30),
+                str(worker.restarts),
+            )
+            for worker in self.workers
+        ]
+        return Table((f"{self.headline}; {tokens}",), header.split("|"), rows)
+
+
+def counted(prompts: int) -> str:
+    """`"1 prompt"`, `"2 prompts"`."""
+    return "1 prompt" if prompts == 1 else f"{prompts} prompts"
