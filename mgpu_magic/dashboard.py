@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mgpu_magic.snapshot import DeviceView, JobView, Observer, Snapshot, WorkerView
 
 _DRAW_SECONDS = 0.25
-_NAME_CHARS = 200
+_TEXT_CHARS = 300
 _MESSAGE_CHARS = 120  # on the card; the whole message is its tooltip
 
 # JupyterLab's theme where there is one; the values behind the commas suit light and dark alike.
@@ -100,7 +100,7 @@ def _card(device: DeviceView) -> str:
     )
     work = f"<div>{_dot(_GREY)}no worker</div>" if device.worker is None else _work(device.worker)
     return (
-        '<div style="display:flex;flex-direction:column;min-width:0;padding:8px 10px;'
+        '<div style="display:flex;flex-direction:column;padding:8px 10px;'
         f'border:1px solid #8884;border-radius:6px;background:#8881">{title}{work}'
         f'<div style="margin-top:auto;padding-top:4px">{_sensors(device)}</div></div>'
     )
@@ -113,10 +113,9 @@ def _work(worker: WorkerView) -> str:
         f'<div style="{_CUT}" title="{full}">{_safe(model_basename(worker.model))}</div>',
     ]
     if worker.message:
-        short = escape(one_line(worker.message, _MESSAGE_CHARS))
+        short, whole = _safe(worker.message, _MESSAGE_CHARS), _safe(worker.message)
         parts.append(
-            f'<div style="color:{_RED};overflow-wrap:anywhere" title="{escape(worker.message)}">'
-            f"{short}</div>"
+            f'<div style="color:{_RED};overflow-wrap:anywhere" title="{whole}">{short}</div>'
         )
     if worker.total:
         own, others = worker.done / worker.total, worker.model_done - worker.done
@@ -180,8 +179,8 @@ def _bar(label: str, height: int, parts: Sequence[tuple[float, str]]) -> str:
     )
 
 
-def _safe(text: str) -> str:
-    return escape(one_line(text, _NAME_CHARS))
+def _safe(text: str, width: int = _TEXT_CHARS) -> str:
+    return escape(one_line(text, width))
 
 
 # --- observers -------------------------------------------------------------------------------
@@ -241,13 +240,19 @@ class TextView:
     Args:
         stream: Where to; None: what `sys.stdout` is then.
         clock: Seconds that never go back.
+        opening: A line to begin with.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        opening: str = "",
     ) -> None:
         self._stream = stream
         self._clock = clock
+        self._opening = opening
         self._drawn_at = float("-inf")
         self._lines = 0
         self._said: dict[str, object] = {}
@@ -264,22 +269,24 @@ class TextView:
         if self._out.isatty():
             self._redraw(snapshot)
         else:
-            self.say(render_text(snapshot, 120))
-
-    def say(self, text: str) -> None:
-        """Print lines of text, with what the stream cannot encode replaced."""
-        encoding = getattr(self._out, "encoding", None) or "utf-8"
-        self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        self._out.flush()
+            self._say(render_text(snapshot, 120))
 
     @property
     def _out(self) -> TextIO:
         return self._stream or sys.stdout
 
+    def _say(self, text: str) -> None:
+        if self._opening:
+            text, self._opening = f"{self._opening}\n{text}", ""
+        # a surrogate, or a letter that the stream cannot encode, must not end the view
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        self._out.flush()
+
     def _redraw(self, snapshot: Snapshot) -> None:
         text = render_text(snapshot, shutil.get_terminal_size().columns - 1)
         up = f"\x1b[{self._lines}A" if self._lines else ""
-        self.say(f"{up}\r\x1b[J{text}")
+        self._say(f"{up}\r\x1b[J{text}")
         self._lines, self._drawn_at = text.count("\n") + 1, self._clock()
 
     def _say_changes(self, snapshot: Snapshot) -> None:
@@ -296,7 +303,7 @@ class TextView:
     def _say_once(self, subject: str, state: object, line: str) -> None:
         if self._said.get(subject) != state:
             self._said[subject] = state
-            self.say(line)
+            self._say(line)
 
 
 class Silent:
@@ -340,10 +347,9 @@ class SafeView:
     def _fall_back(self, error: Exception) -> None:
         if isinstance(self._view, TextView):
             self._view = Silent()
-            return
-        reason = f"no panel ({type(error).__name__}: {error}); progress is printed instead"
-        self._view = text = TextView()
-        self._draw(lambda _: text.say(one_line(reason, _NAME_CHARS)))
+        else:
+            reason = one_line(f"{type(error).__name__}: {error}", _TEXT_CHARS)
+            self._view = TextView(opening=f"no panel ({reason}); progress is printed instead")
 
 
 def open_view(*, panel: bool = True) -> Observer:

@@ -189,7 +189,7 @@ def visible_gpus(
     if mask is not None and gpus:
         chosen, remark = _masked(mask, _with_slices(gpus))
     remarks = [remark] if remark else []
-    remarks += [f"{gpu.name} is left out ({gpu.trouble})" for _, gpu in chosen if gpu.trouble]
+    remarks += [f"{gpu.name} is left out: {gpu.trouble}" for _, gpu in chosen if gpu.trouble]
     order = environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     unequal = len({gpu.name for gpu in gpus if not gpu.trouble}) > 1
     if order != "PCI_BUS_ID" and unequal and any(entry.isdigit() for entry, _ in chosen):

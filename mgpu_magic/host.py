@@ -69,22 +69,31 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
+@dataclass(frozen=True, slots=True)
+class CoreTime:
+    """Seconds that a core was busy and idle since the machine started."""
+
+    busy: float
+    idle: float
+
+
 class HostMonitor:
     """Reads CPU devices: the memory of our workers on each, and the load of its cores."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
         self._total = total_host_bytes()
-        _core_percents()  # the first reading is then the load since now
+        # Ours, because `psutil.cpu_percent` keeps its own for each thread, shared with all users.
+        self._times = _core_times()
 
     def read(self, pids: Mapping[str, Sequence[int]]) -> dict[str, Reading]:
         """Read all devices; see `DeviceMonitor`."""
-        percents = _core_percents()
+        before, self._times = self._times, _core_times()
         return {
             device.label: Reading(
                 used_bytes=_resident_bytes(pids.get(device.label, ())),
                 total_bytes=self._total,
-                utilisation=mean_load(percents, device.cores),
+                utilisation=mean_load(before, self._times, device.cores),
             )
             for device in self._devices
         }
@@ -93,14 +102,19 @@ class HostMonitor:
         """Nothing to release."""
 
 
-def mean_load(percents: Sequence[float], cores: Sequence[int]) -> float | None:
-    """Mean load of `cores`, 0 to 1, out of the percentages of all cores.
+def mean_load(
+    before: Sequence[CoreTime], after: Sequence[CoreTime], cores: Sequence[int]
+) -> float | None:
+    """Part of the time between two moments that `cores` were busy, 0 to 1.
 
-    None where a core is not listed: some containers number their cores anew.
+    None where no time passed, or a core is not listed: some containers number theirs anew.
     """
-    if max(cores) >= len(percents):
+    if max(cores) >= min(len(before), len(after)):
         return None
-    return sum(percents[core] for core in cores) / len(cores) / 100
+    # The kernel's counters of waiting and stolen time can run backwards.
+    busy = max(0.0, sum(after[core].busy - before[core].busy for core in cores))
+    idle = max(0.0, sum(after[core].idle - before[core].idle for core in cores))
+    return busy / (busy + idle) if busy + idle > 0 else None
 
 
 def free_host_bytes() -> int:
@@ -118,10 +132,16 @@ def total_host_bytes() -> int:
     return min([psutil.virtual_memory().total, *(limit.total for limit in memory_limits())])
 
 
-def _core_percents() -> list[float]:
+def _core_times() -> list[CoreTime]:
     import psutil
 
-    return psutil.cpu_percent(percpu=True)
+    return [
+        CoreTime(
+            busy=core.user + core.nice + core.system + core.irq + core.softirq + core.steal,
+            idle=core.idle + core.iowait,
+        )
+        for core in psutil.cpu_times(percpu=True)
+    ]
 
 
 def _resident_bytes(pids: Sequence[int]) -> int | None:

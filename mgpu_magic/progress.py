@@ -152,8 +152,7 @@ class _Worker:
     def enter(self, phase: Phase, at: float) -> None:
         if phase == self.phase:
             return
-        if self.phase == "running":
-            self.busy_seconds += at - self.since
+        self.busy_seconds = self.busy_at(at)
         if phase == "running":
             self.rate.restart(at, self.tokens)
         self.phase, self.since, self.fraction, self.drained_at = phase, at, None, None
@@ -161,7 +160,7 @@ class _Worker:
     def settle(self, now: float, pause: float = _PAUSE_SECONDS) -> None:
         """Call it idle once it has had nothing to do for a while."""
         if self.drained_at is not None and now - self.drained_at >= pause:
-            self.enter("idle", self.drained_at)
+            self.release("idle", self.drained_at)
 
     def release(self, phase: Phase, now: float) -> None:
         self.enter(phase, now)
@@ -169,9 +168,7 @@ class _Worker:
 
     def receive(self, stats: Stats, now: float) -> None:
         if self.counter is not None:
-            # a counter that went back belongs to a new process, which began at 0
-            grown = stats.output_tokens - self.counter
-            self.streamed += grown if grown >= 0 else stats.output_tokens
+            self.streamed += max(0, stats.output_tokens - self.counter)
         self.counter, self.stats = stats.output_tokens, stats
         self.rate.add(now, self.tokens)
 

@@ -56,7 +56,7 @@ class _Views(ABC):
         return frames.to_arrow(self._columns())
 
     def __repr__(self) -> str:
-        return self._table(prompt_width=32, answer_width=48).text()
+        return self._table(prompt_width=32, answer_width=60).text()
 
     def _repr_html_(self) -> str:
         return self._table(prompt_width=80, answer_width=160).html()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from mgpu_magic.errors import ProtocolError
 from mgpu_magic.lifecycle import (
+    FAILED,
     LOADING,
     LOST,
     NEW,
@@ -118,15 +119,18 @@ class _Model:
 def fair_share(unresolved: int, pace: float, workers: int) -> int:
     """How many requests a worker may hold, its capacity aside.
 
-    Three quarters of its part: an engine wants a full batch, and what stays back evens out
-    uneven lengths at the end. More kept back starves batch engines, less lets one worker finish
-    long after the others (tests/simulate/test_makespan.py has both).
+    Three quarters of its part, unless there is nobody to share with: an engine wants a full
+    batch, and what stays back evens out uneven lengths at the end. To keep more back starves
+    batch engines, to keep less lets one worker end long after the others; test_makespan.py
+    measures both.
 
     Args:
         unresolved: Requests of the model without an outcome, at workers or not.
         pace: Speed of the worker as a multiple of the mean.
         workers: How many are or will be ready.
     """
+    if workers == 1:
+        return unresolved
     return math.ceil(0.75 * unresolved * pace / workers)
 
 
@@ -393,7 +397,8 @@ class Scheduler:
         if worker.state is LOST and model.unresolved and worker.losses <= self._restart_budget:
             self.restarts += 1
             return [*actions, self._start(worker), *self._fill(model)]
-        self.failed[worker.id] = death
+        if worker.state is FAILED or model.unresolved:
+            self.failed[worker.id] = death
         if model.unresolved and not model.was_ready:
             self.failed_models[model.name] = death
             actions += self._retire(model.workers)

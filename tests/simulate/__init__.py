@@ -1,0 +1,1 @@
+"""Seeded random runs of the real scheduler in virtual time."""

@@ -1,32 +1,24 @@
-"""Devices: which exist, which a selection names, and what their sensors say.
-
-A child process, with the fake NVML library in its search path, stands for the kernel.
-"""
+"""GPUs: which exist, which a selection names, and what their sensors say."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import psutil
-import pytest
+from typing import TYPE_CHECKING
 
 import fake_nvml
+import pytest
 from fake_nvml import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, NOT_SUPPORTED, VERSION_MISMATCH, FakeGpu
-from mgpu_magic import devices, host
-from mgpu_magic.devices import Discovery, discover, free_host_bytes, monitor_for
+from nvml_kernel import Kernel, running
+
+from mgpu_magic import host
+from mgpu_magic.devices import Discovery
 from mgpu_magic.errors import SpecError
-from mgpu_magic.host import MemoryLimit, mean_load, memory_limits, split_cores, usual_count
 from mgpu_magic.snapshot import Reading
 from mgpu_magic.spec import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 MIB = 1024**2
 
@@ -40,106 +32,9 @@ SLICE2 = FakeGpu(uuid="MIG-dddd", name="NVIDIA A100 MIG 1g.5gb", total_bytes=5 *
 A100 = FakeGpu(uuid="GPU-a100-6", name="NVIDIA A100", slices=(SLICE, SLICE2))
 
 
-class Kernel:
-    """A process whose NVML is the fake one."""
-
-    def __init__(self, directory: Path) -> None:
-        self._config = directory / "machine"
-        self.machine()
-        paths = [str(Path(__file__).parent), str(Path(fake_nvml.__file__).parent)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "import test_devices; test_devices.serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                **fake_nvml.environment(directory, self._config),
-            },
-        )
-
-    def machine(self, *gpus: FakeGpu, init_error: int = 0) -> None:
-        fake_nvml.write_config(self._config, gpus, init_error)
-
-    def discover(self, selection: str = "all", **environ: str) -> Discovery:
-        found = self._call("discover", environ, selection)
-        assert isinstance(found, Discovery)
-        return found
-
-    def open_monitor(self, found: Discovery) -> None:
-        self._call("open", found.devices)
-
-    def read(self, **pids: list[int]) -> dict[str, Reading]:
-        readings = self._call("read", {label.replace("_", ":"): pids[label] for label in pids})
-        assert isinstance(readings, dict)
-        return readings
-
-    def use_cores(self, cores: set[int]) -> None:
-        self._call("cores", cores)
-
-    def use_driver_folder(self, folder: Path) -> None:
-        self._call("driver", folder)
-
-    def give_names_as_bytes(self) -> None:
-        self._call("bytes")
-
-    def close(self) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
-
-    def _call(self, *command: Any) -> Any:
-        assert self._process.stdin
-        assert self._process.stdout
-        pickle.dump(command, self._process.stdin)
-        self._process.stdin.flush()
-        answer = pickle.load(self._process.stdout)
-        if isinstance(answer, SpecError):
-            raise answer
-        return answer
-
-
-def serve() -> None:
-    """The child's side of `Kernel`."""
-    monitor: devices.DeviceMonitor | None = None
-    while command := sys.stdin.buffer.peek(1) and pickle.load(sys.stdin.buffer):
-        answer: object = None
-        try:
-            match command:
-                case "discover", environ, selection:
-                    answer = discover(environ, selection)
-                case "open", chosen:
-                    if monitor:
-                        monitor.close()
-                    monitor = monitor_for(chosen)
-                case "read", pids:
-                    assert monitor
-                    answer = monitor.read(pids)
-                case "cores", cores:
-                    os.sched_setaffinity(0, cores)
-                case "driver", folder:
-                    devices._PROC_GPUS = folder
-                case ("bytes",):
-                    import pynvml
-
-                    get_name = pynvml.nvmlDeviceGetName
-                    pynvml.nvmlDeviceGetName = lambda handle: get_name(handle).encode()
-        except SpecError as error:
-            answer = error
-        sys.stdout.buffer.write(pickle.dumps(answer))
-        sys.stdout.buffer.flush()
-
-
-@contextmanager
-def running(directory: Path) -> Iterator[Kernel]:
-    kernel = Kernel(directory)
-    try:
-        yield kernel
-    finally:
-        kernel.close()
-
-
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One process for all tests: the library reads its configuration anew at every call."""
     directory = tmp_path_factory.mktemp("nvml")
     fake_nvml.build(directory)
     with running(directory) as started:
@@ -147,15 +42,13 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 def masks(found: Discovery) -> list[str]:
+    """The entries for `CUDA_VISIBLE_DEVICES` of the devices found."""
     return [device.mask for device in found.devices]
 
 
 def kinds(found: Discovery) -> set[str]:
+    """What kinds of devices were found."""
     return {device.kind for device in found.devices}
-
-
-def text_of(error: pytest.ExceptionInfo[SpecError]) -> str:
-    return str(error.value)
 
 
 # --- GPUs and the mask -----------------------------------------------------------------------
@@ -204,6 +97,7 @@ def test_a_masked_kernel_counts_its_own_gpus_once(kernel: Kernel) -> None:
     ("mask", "entries", "uuids"),
     [
         ("1", ["1"], ["GPU-bbbb-2"]),
+        ("01", ["01"], ["GPU-bbbb-2"]),
         ("2,0", ["2", "0"], ["GPU-cccc-3", "GPU-aaaa-1"]),
         (" 0, 1 ", ["0", "1"], ["GPU-aaaa-1", "GPU-bbbb-2"]),
         ("0,-1,1", ["0"], ["GPU-aaaa-1"]),
@@ -262,7 +156,7 @@ def test_a_mask_that_hides_every_gpu_means_the_cpu(kernel: Kernel, mask: str, re
     assert found.notes[0].startswith(f"No NVIDIA GPU found (CUDA_VISIBLE_DEVICES {reason}): ")
     with pytest.raises(SpecError) as error:
         kernel.discover("0", CUDA_VISIBLE_DEVICES=mask)
-    assert text_of(error) == (
+    assert str(error.value) == (
         f"asked for device 0, but no NVIDIA GPU was found (CUDA_VISIBLE_DEVICES {reason}); "
         "pass cpu:2 to run on two CPU devices"
     )
@@ -340,7 +234,7 @@ def test_an_impossible_selection_is_refused(kernel: Kernel, selection: str, mess
     kernel.machine(T4A, T4B)
     with pytest.raises(SpecError) as error:
         kernel.discover(selection)
-    assert text_of(error) == message
+    assert str(error.value) == message
 
 
 def test_two_devices_where_one_is_visible_are_refused(kernel: Kernel) -> None:
@@ -348,7 +242,7 @@ def test_two_devices_where_one_is_visible_are_refused(kernel: Kernel) -> None:
     kernel.machine(T4A, T4B)
     with pytest.raises(SpecError) as error:
         kernel.discover("0,1", CUDA_VISIBLE_DEVICES="1")
-    assert text_of(error) == "asked for device 1, 1 device is visible (0)"
+    assert str(error.value) == "asked for device 1, 1 device is visible (0)"
 
 
 # --- GPUs in trouble -------------------------------------------------------------------------
@@ -360,11 +254,11 @@ def test_a_lost_gpu_hides_no_other(kernel: Kernel) -> None:
     kernel.machine(T4A, lost, T4C)
     found = kernel.discover()
     assert [(device.index, device.mask) for device in found.devices] == [(0, "0"), (2, "2")]
-    assert found.notes == ("GPU 1 is left out (GPU is lost).",)
+    assert found.notes == ("GPU 1 is left out: GPU is lost.",)
     with pytest.raises(SpecError) as error:
         kernel.discover("1")
-    assert text_of(error) == (
-        "asked for device 1, 2 devices are visible (0, 2); GPU 1 is left out (GPU is lost)"
+    assert str(error.value) == (
+        "asked for device 1, 2 devices are visible (0, 2); GPU 1 is left out: GPU is lost"
     )
     by_uuid = kernel.discover(CUDA_VISIBLE_DEVICES="GPU-bbbb-2,GPU-cccc-3")
     assert masks(by_uuid) == ["GPU-cccc-3"]
@@ -376,7 +270,7 @@ def test_a_machine_whose_only_gpu_is_lost_runs_on_the_cpu(kernel: Kernel) -> Non
     kernel.machine(FakeGpu(uuid="GPU-aaaa-1", errors={"memory": GPU_IS_LOST}))
     found = kernel.discover()
     assert kinds(found) == {"cpu"}
-    assert found.notes[0].startswith("No NVIDIA GPU found (GPU 0 is left out (GPU is lost)): ")
+    assert found.notes[0].startswith("No NVIDIA GPU found (GPU 0 is left out: GPU is lost): ")
 
 
 def test_a_gpu_that_is_lost_in_the_middle_is_shown_as_lost(kernel: Kernel) -> None:
@@ -471,7 +365,7 @@ def test_process_ids_of_another_namespace_do_not_matter(kernel: Kernel) -> None:
     """In a container, where NVML knows no process of ours, the card's memory is still shown."""
     kernel.machine(FakeGpu(uuid="GPU-aaaa-1", used_bytes=3 * GIB))
     kernel.open_monitor(kernel.discover())
-    assert kernel.read(cuda_0=[999_999])["cuda:0"].used_bytes == 3 * GIB
+    assert kernel.read({"cuda:0": [999_999]})["cuda:0"].used_bytes == 3 * GIB
 
 
 def test_an_older_driver_and_binding_serve_too(tmp_path: Path) -> None:
@@ -518,7 +412,7 @@ def test_a_driver_that_does_not_start_runs_on_the_cpu(
     kernel.machine(T4A, init_error=code)
     found = kernel.discover()
     assert kinds(found) == {"cpu"}
-    count = usual_count(len(os.sched_getaffinity(0)))
+    count = host.usual_count(len(os.sched_getaffinity(0)))
     assert found.notes == (
         f"No NVIDIA GPU found ({reason}): running on {host.counted(count, 'CPU device')}.",
     )
@@ -537,12 +431,13 @@ def test_the_gpus_are_used_where_only_their_readings_are_missing(
 ) -> None:
     """After a driver update CUDA goes on: so does your job, without figures, as one line says."""
     for address, model, uuid in [
-        ("0000:00:1e.0", "Tesla T4", "GPU-aaaa-1"),
         ("0000:00:1f.0", "NVIDIA L4", "GPU-????????"),
+        ("0000:00:1e.0", "Tesla T4", "GPU-aaaa-1"),
     ]:
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(
-            f"Model: \t\t {model}\nIRQ:   \t\t 24\nGPU UUID: \t {uuid}\nBus Location: \t {address}\n"
+            f"Model: \t\t {model}\nIRQ:   \t\t 24\nGPU UUID: \t {uuid}\n"
+            f"Bus Location: \t {address}\n"
         )
     kernel.use_driver_folder(tmp_path)
     kernel.machine(T4A, L4, init_error=VERSION_MISMATCH)
@@ -570,190 +465,3 @@ def test_nvml_is_started_once(kernel: Kernel) -> None:
     assert kernel.read() == {"cuda:0": Reading()}
     kernel.machine(T4A)
     assert kernel.read() == {"cuda:0": Reading()}
-
-
-# --- CPU devices -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def restricted() -> Iterator[int]:
-    """This process may use one core only."""
-    before = os.sched_getaffinity(0)
-    core = max(before)
-    os.sched_setaffinity(0, {core})
-    yield core
-    os.sched_setaffinity(0, before)
-
-
-def test_a_cpu_device_has_the_cores_that_the_kernel_may_use(restricted: int) -> None:
-    """On a machine that others share, only the cores granted to the notebook are used."""
-    (device,) = discover({}, "cpu").devices
-    assert (device.label, device.name, device.cores) == ("cpu:0", "CPU (1 core)", (restricted,))
-    assert device.total_bytes == host.total_host_bytes()
-    assert discover({}, "cpu:1").devices == (device,)
-
-
-@pytest.mark.parametrize(
-    ("selection", "asked"), [("cpu:2", "2 CPU devices"), ("cpu:0", "0 CPU devices")]
-)
-@pytest.mark.usefixtures("restricted")
-def test_more_cpu_devices_than_cores_are_refused(selection: str, asked: str) -> None:
-    """Two workers never share a core: you are told how many devices the cores allow."""
-    with pytest.raises(SpecError) as error:
-        discover({}, selection)
-    assert text_of(error) == (
-        f"asked for {asked}, this process may use 1 core; pass cpu:N with N from 1 to 1"
-    )
-
-
-def test_cpu_devices_share_out_every_core() -> None:
-    """`cpu:N` gives each device its own cores, and all of them together are yours."""
-    cores = sorted(os.sched_getaffinity(0))
-    found = discover({}, f"cpu:{len(cores)}")
-    assert [device.cores for device in found.devices] == [(core,) for core in cores]
-    assert [device.index for device in found.devices] == list(range(len(cores)))
-    assert [device.cores for device in discover({}, "cpu").devices] == [tuple(cores)]
-
-
-@pytest.mark.parametrize(
-    ("cores", "parts", "sets"),
-    [
-        ((0, 1), 2, ((0,), (1,))),
-        ((0, 1, 2, 3), 2, ((0, 1), (2, 3))),
-        ((2, 3, 5, 7, 8, 9, 11), 3, ((2, 3, 5), (7, 8), (9, 11))),
-        ((4, 5, 6), 1, ((4, 5, 6),)),
-    ],
-)
-def test_cores_are_split_evenly(
-    cores: tuple[int, ...], parts: int, sets: tuple[tuple[int, ...], ...]
-) -> None:
-    """Neighbouring cores stay together, and no device has over one core more than another."""
-    assert split_cores(cores, parts) == sets
-
-
-@pytest.mark.parametrize(
-    ("cores", "count"), [(1, 1), (2, 2), (3, 2), (8, 2), (16, 2), (23, 2), (24, 3), (64, 8)]
-)
-def test_without_gpus_there_are_two_devices_or_more(cores: int, count: int) -> None:
-    """Everything can be tried on two devices where there are two cores."""
-    assert usual_count(cores) == count
-
-
-# --- the host's readings ---------------------------------------------------------------------
-
-HOLD = """
-import subprocess, sys
-held = bytearray(b"x" * (40 << 20))
-if len(sys.argv) > 1:
-    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=0, stdout=1)
-else:
-    child = None
-    print("ready", flush=True)
-sys.stdin.read()
-if child:
-    child.wait()
-"""
-
-
-def test_a_cpu_device_shows_what_its_workers_hold() -> None:
-    """The memory of a CPU device is that of its workers and all that they started."""
-    (device,) = discover({}, "cpu").devices
-    monitor = monitor_for([device])
-    parent = subprocess.Popen(
-        [sys.executable, "-c", HOLD, HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with parent:
-        assert parent.stdout
-        assert parent.stdout.readline() == b"ready\n"
-        family = [parent.pid, *(child.pid for child in psutil.Process(parent.pid).children())]
-        assert len(family) == 2
-        resident = sum(psutil.Process(pid).memory_info().rss for pid in family)
-        used = monitor.read({"cpu:0": [parent.pid]})["cpu:0"].used_bytes
-        parent.communicate()
-    assert resident > 80 * MIB
-    assert used == pytest.approx(resident, rel=0.05)
-    assert monitor.read({"cpu:0": [parent.pid]})["cpu:0"].used_bytes is None
-    idle = monitor.read({})["cpu:0"]
-    assert idle.used_bytes == 0
-    assert idle.total_bytes == host.total_host_bytes()
-    monitor.close()
-
-
-def test_a_busy_cpu_device_shows_its_load() -> None:
-    """The utilisation of a CPU device is that of its own cores since the last reading."""
-    (device,) = discover({}, "cpu").devices
-    monitor = monitor_for([device])
-    start = psutil.Process().cpu_times().user
-    while psutil.Process().cpu_times().user < start + 0.1:
-        pass
-    load = monitor.read({})["cpu:0"].utilisation
-    assert load is not None
-    assert 0 < load <= 1
-
-
-def test_the_load_is_that_of_the_devices_own_cores() -> None:
-    """Another device's work does not show; cores that the host does not list are unknown."""
-    percents = [100.0, 0.0, 50.0, 10.0]
-    assert mean_load(percents, (0, 2)) == 0.75
-    assert mean_load(percents, (1,)) == 0.0
-    assert mean_load(percents, (3, 4)) is None
-
-
-def cgroup(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(f"{text}\n")
-
-
-def test_the_limits_of_a_container_bound_its_memory(tmp_path: Path) -> None:
-    """Each limit above the notebook counts, with cached files as free; `max` is no limit."""
-    root, membership = tmp_path / "cgroup", tmp_path / "membership"
-    membership.write_text("0::/pod/notebook\n")
-    cgroup(root, {})
-    cgroup(
-        root / "pod",
-        {
-            "memory.max": "4000",
-            "memory.current": "1500",
-            "memory.stat": "anon 7\ninactive_file 500",
-        },
-    )
-    cgroup(
-        root / "pod/notebook",
-        {"memory.max": "max", "memory.current": "900", "memory.stat": "inactive_file 1"},
-    )
-    assert memory_limits(root, membership) == [MemoryLimit(total=4000, unused=3000)]
-    (root / "pod/notebook/memory.max").write_text("2000\n")
-    assert memory_limits(root, membership) == [
-        MemoryLimit(total=2000, unused=1101),
-        MemoryLimit(total=4000, unused=3000),
-    ]
-
-
-def test_the_limits_of_an_older_container_bound_its_memory(tmp_path: Path) -> None:
-    """The first version of cgroups is understood, seen from the host or from inside."""
-    root, membership = tmp_path / "cgroup", tmp_path / "membership"
-    membership.write_text("5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
-    cgroup(
-        root / "memory",
-        {
-            "memory.limit_in_bytes": "3000",
-            "memory.usage_in_bytes": "2500",
-            "memory.stat": "inactive_file 1\ntotal_inactive_file 2000",
-        },
-    )
-    assert memory_limits(root, membership) == [MemoryLimit(total=3000, unused=2500)]
-
-
-def test_a_machine_without_cgroups_has_no_limit(tmp_path: Path) -> None:
-    """Where nothing is limited, the host's own figures hold."""
-    assert memory_limits(tmp_path, tmp_path / "none") == []
-    membership = tmp_path / "membership"
-    membership.write_text("0::/\n")
-    assert memory_limits(tmp_path, membership) == []
-
-
-def test_free_memory_is_part_of_the_memory() -> None:
-    """Loads are planned with memory that is there, and that this process may use."""
-    total = host.total_host_bytes()
-    assert 0 < free_host_bytes() < total <= psutil.virtual_memory().total

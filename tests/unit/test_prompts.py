@@ -31,10 +31,13 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type":
 
 
 def prompts_of(prompts: object, **options: Any) -> list[Prompt]:
+    """The prompts that the requests carry."""
     return [request.prompt for request in to_requests(prompts, **options).requests]
 
 
 class Label(str, Enum):  # noqa: UP042  # the older kind, whose str() is not its value
+    """A text by name."""
+
     RED = "red"
 
 
@@ -121,9 +124,9 @@ def test_the_originals_are_the_users_own_objects() -> None:
 
 def test_a_generator_is_consumed_once() -> None:
     """A generator is read to its end, once, and its values are kept as the originals."""
-    read: list[int] = []
-    prepared = to_requests(str(read.append(i) or i) for i in range(3))
-    assert read == [0, 1, 2]
+    texts = (str(i) for i in range(3))
+    prepared = to_requests(texts)
+    assert list(texts) == []
     assert prepared.originals == ("0", "1", "2")
 
 

@@ -1,0 +1,106 @@
+"""How long jobs take against the least time that their work allows."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean
+
+import pytest
+
+from mgpu_magic.lifecycle import Planned
+from simulate.simulator import Machine, Simulation
+
+
+def workload(rng: random.Random, *, batch: bool) -> tuple[list[float], list[Machine]]:
+    """Uneven lengths; often one device that is three times slower, often one that joins late."""
+    count = rng.randint(50, 400)
+    lengths = {
+        "exponential": [1 + rng.expovariate(1 / 60) for _ in range(count)],
+        "uniform": [rng.uniform(1, 120) for _ in range(count)],
+        "equal": [60.0] * count,
+        "short, then long": [8.0] * (count // 2) + [120.0] * (count - count // 2),
+    }[rng.choice(["exponential", "uniform", "equal", "short, then long"])]
+    speeds = [1.0] * rng.randint(2, 4)
+    if rng.random() < 0.6:
+        speeds[rng.randrange(len(speeds))] = 1 / 3
+    joins = [0.0] * len(speeds)
+    if rng.random() < 0.6:
+        joins[rng.randrange(len(joins))] = rng.uniform(0, 0.6) * sum(lengths) / sum(speeds)
+    slots = rng.choice([4, 8, 16])
+    machines = [
+        Machine(
+            speed=speed,
+            capacity=slots + slots // 4,
+            slots=slots if batch else None,
+            load_seconds=join,
+        )
+        for speed, join in zip(speeds, joins, strict=True)
+    ]
+    return lengths, machines
+
+
+def bound(lengths: list[float], machines: list[Machine]) -> float:
+    """Total work over total speed (of those that have joined), or the longest single request."""
+    joining = sorted((machine.load_seconds, machine.speed) for machine in machines)
+    now, speed, left = joining[0][0], 0.0, sum(lengths)
+    for joins, more in joining:
+        if speed * (joins - now) >= left:
+            break
+        left -= speed * (joins - now)
+        now, speed = joins, speed + more
+    longest = max(lengths)
+    alone = min(m.load_seconds + longest * (m.slots or 1) / m.speed for m in machines)
+    return max(now + left / speed, alone)
+
+
+def makespan(lengths: list[float], machines: list[Machine]) -> float:
+    """How long the scheduler needs for it."""
+    plans = [
+        Planned(worker=number, model="m", devices=(f"cpu:{number}",))
+        for number in range(len(machines))
+    ]
+    return Simulation({"m": lengths}, plans, machines, stagger=0.0).run().now
+
+
+def ratios(seeds: range, *, batch: bool) -> list[float]:
+    """Makespan over bound of random workloads."""
+    loads = [workload(random.Random(seed), batch=batch) for seed in seeds]
+    return [makespan(*load) / bound(*load) for load in loads]
+
+
+def test_devices_finish_close_to_the_bound() -> None:
+    """1,000 random jobs take, on average, at most 8 % longer than their work allows."""
+    found = ratios(range(1000), batch=False)
+    assert min(found) > 0.999
+    assert fmean(found) < 1.08
+
+
+def test_batch_engines_are_kept_full() -> None:
+    """Engines that are fast only with a full batch get one, as far as there are requests.
+
+    The bound is out of reach for them: the last requests never fill a batch.
+    """
+    found = ratios(range(300), batch=True)
+    assert min(found) > 0.999
+    assert fmean(found) < 1.35
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_slow_device_simply_gets_less(slow: int) -> None:
+    """A device at a third of the speed costs a job at most 5 % over the bound."""
+    machines = [Machine(speed=1 / 3 if number == slow else 1.0) for number in range(2)]
+    assert makespan([10.0] * 300, machines) < 1.05 * bound([10.0] * 300, machines)
+
+
+def test_a_device_that_joins_late_still_helps() -> None:
+    """A job half done when the second device joins is finished by both."""
+    machines = [Machine(), Machine(load_seconds=1000.0)]
+    assert makespan([10.0] * 200, machines) < 1.05 * 1500
+
+
+def test_all_short_prompts_first_leaves_no_device_idle() -> None:
+    """Short prompts first, long ones last: shared out by pulling, not in halves."""
+    lengths = [8.0] * 100 + [120.0] * 100
+    machines = [Machine(capacity=20), Machine(capacity=20)]
+    halves = 120.0 * 100
+    assert halves / makespan(lengths, machines) > 1.8

@@ -1,0 +1,521 @@
+"""What the scheduler decides, event by event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from mgpu_magic.errors import ProtocolError
+from mgpu_magic.lifecycle import (
+    TRANSITIONS,
+    AbortAt,
+    Action,
+    GrantLoad,
+    Planned,
+    Record,
+    Retire,
+    StartWorker,
+    SubmitTo,
+    WorkerState,
+)
+from mgpu_magic.messages import (
+    Completion,
+    Event,
+    Exited,
+    Failure,
+    Fatal,
+    Hello,
+    Loading,
+    Outcomes,
+    Ready,
+    RemoteError,
+    Request,
+    Started,
+    Stats,
+    Stopped,
+)
+from mgpu_magic.scheduler import Scheduler, fair_share
+from mgpu_magic.spec import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+JOB = 3
+NEW, STARTING, LOADING, READY, DRAINING, STOPPED, LOST, FAILED = WorkerState
+IMPORTED = Loading("imported")
+CRASH = Exited(None, "SIGSEGV")
+EVENTS: dict[type, Event] = {
+    Started: Started(1),
+    Hello: Hello(1, 1),
+    Loading: Loading("loading"),
+    Ready: Ready(2, 1.0),
+    Outcomes: Outcomes(JOB, ()),
+    Stats: Stats(0, 0, 0, 0),
+    Fatal: Fatal(RemoteError("ValueError", "no such model")),
+    Stopped: Stopped(),
+    Exited: CRASH,
+}
+
+
+def scheduler(
+    *workers: Planned,
+    stagger: float | None = None,
+    parallel_loads: int = 8,
+    restart_budget: int = 8,
+    **counts: int,
+) -> Scheduler:
+    """A job with so many requests per model; by default of model `m` on `cpu:0`."""
+    return Scheduler(
+        job=JOB,
+        requests={model: requests(range(count)) for model, count in counts.items()},
+        workers=workers or [on(0)],
+        stagger=stagger,
+        parallel_loads=parallel_loads,
+        restart_budget=restart_budget,
+    )
+
+
+def on(
+    worker: int,
+    model: str = "m",
+    device: int | None = None,
+    wave: int = 0,
+    state: WorkerState = NEW,
+    capacity: int = 0,
+    *,
+    imported: bool = False,
+) -> Planned:
+    """A worker on the device of its number."""
+    return Planned(
+        worker=worker,
+        model=model,
+        devices=(f"cpu:{worker if device is None else device}",),
+        wave=wave,
+        state=state,
+        capacity=capacity,
+        imported=imported,
+    )
+
+
+def warm(worker: int, model: str = "m", device: int | None = None, capacity: int = 2) -> Planned:
+    """A worker that the last job left ready."""
+    return on(worker, model, device, state=READY, capacity=capacity)
+
+
+def requests(indices: Iterable[int]) -> list[Request]:
+    """Requests with these indices."""
+    return [Request(index, f"prompt {index}", Sampling()) for index in indices]
+
+
+def answers(*indices: int, job: int = JOB) -> Outcomes:
+    """The worker's report that these are finished."""
+    return Outcomes(job, tuple(answer(index) for index in indices))
+
+
+def answer(index: int) -> Completion:
+    """An answer."""
+    return Completion(
+        index=index,
+        texts=(f"answer {index}",),
+        finish_reasons=("stop",),
+        prompt_tokens=1,
+        output_tokens=1,
+        seconds=1.0,
+        device="cpu:0",
+    )
+
+
+def load(job: Scheduler, worker: int, capacity: int = 2) -> list[Action]:
+    """Bring a started worker to ready; what follows from that."""
+    assert GrantLoad(worker, 0.0) in job.handle(worker, IMPORTED)
+    return job.handle(worker, Ready(capacity, 1.0))
+
+
+def submitted(actions: list[Action]) -> dict[int, list[int]]:
+    """Indices that are sent, by worker."""
+    return {
+        action.worker: [request.index for request in action.requests]
+        for action in actions
+        if isinstance(action, SubmitTo)
+    }
+
+
+def failures(actions: list[Action]) -> list[Failure]:
+    """The failures among what is recorded."""
+    recorded = [a.outcomes for a in actions if isinstance(a, Record)]
+    return [outcome for of in recorded for outcome in of if isinstance(outcome, Failure)]
+
+
+def in_state(state: WorkerState) -> Scheduler:
+    """A job whose worker 0 is in this state."""
+    if state is NEW:
+        job = scheduler(on(1, "first", device=0), on(0, wave=1), first=1, m=1)
+        job.begin()
+    elif state in (DRAINING, STOPPED):
+        job = scheduler(on(0), on(1, "next", device=0, wave=1), m=1, next=1)
+        job.begin()
+        load(job, 0)
+        job.handle(0, answers(0))
+        if state is STOPPED:
+            job.handle(0, Stopped())
+    else:
+        job = scheduler(restart_budget=0, m=1)
+        job.begin()
+        if state is LOADING:
+            job.handle(0, IMPORTED)
+        elif state in (READY, LOST):
+            load(job, 0)
+        if state in (LOST, FAILED):
+            job.handle(0, CRASH)
+    assert job.state(0) is state
+    return job
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", WorkerState)
+@pytest.mark.parametrize("kind", EVENTS)
+def test_each_event_does_what_the_table_says(state: WorkerState, kind: type) -> None:
+    """An event leads to the state of the table, or is refused and changes nothing."""
+    job = in_state(state)
+    allowed = TRANSITIONS[state].get(kind)
+    if allowed is None:
+        with pytest.raises(ProtocolError, match=f"is {state.value}; {kind.__name__} is not"):
+            job.handle(0, EVENTS[kind])
+        assert job.state(0) is state
+    else:
+        job.handle(0, EVENTS[kind])
+        assert job.state(0) is allowed
+
+
+def test_the_table_knows_every_state_and_event() -> None:
+    """No state and no event of the protocol is left out of the table."""
+    assert set(TRANSITIONS) == set(WorkerState)
+    triggers = {trigger for row in TRANSITIONS.values() for trigger in row}
+    assert set(get_args(Event)) | {StartWorker, GrantLoad, Retire} >= triggers
+    assert {*EVENTS, StartWorker, GrantLoad, Retire} == triggers
+
+
+# --- sharing requests out --------------------------------------------------------------------
+
+
+def test_one_worker_answers_everything_in_order() -> None:
+    """A job begins, pulls as room appears, and is done when all is answered."""
+    job = scheduler(m=3)
+    assert job.begin() == [StartWorker(0)]
+    assert job.handle(0, Started(1)) == job.handle(0, Hello(1, 1)) == []
+    assert job.handle(0, Loading("importing")) == []
+    assert job.handle(0, IMPORTED) == [GrantLoad(0, 0.0)]
+    assert job.handle(0, Loading("loading")) == []
+    assert submitted(job.handle(0, Ready(2, 1.0))) == {0: [0, 1]}
+    assert (job.in_flight(0), job.pending("m"), job.done) == (2, 1, False)
+    assert job.handle(0, Stats(2, 0, 0, 0)) == []
+    actions = job.handle(0, answers(1))
+    assert actions[0] == Record("m", (answer(1),))
+    assert submitted(actions) == {0: [2]}
+    job.handle(0, answers(0, 2))
+    assert (job.in_flight(0), job.pending("m"), job.done) == (0, 0, True)
+
+
+def test_the_second_worker_gets_as_full_a_batch_as_the_first() -> None:
+    """Who is ready first takes its fair share, not all, and the late one finds as much."""
+    job = scheduler(on(0), on(1), stagger=0.0, m=500)
+    job.begin()
+    assert len(submitted(load(job, 0, 320))[0]) == 188
+    assert len(submitted(load(job, 1, 320))[1]) == 188
+    assert job.pending("m") == 124
+
+
+def test_a_faster_worker_holds_more() -> None:
+    """The share follows what workers have finished; one that joins late counts as average."""
+    assert fair_share(80, 1.0, 2) == 30
+    assert fair_share(80, 1.5, 2) == 45
+    assert fair_share(1, 0.01, 8) == 1
+    job = scheduler(warm(0, capacity=100), warm(1, capacity=100), on(2), m=80)
+    assert {k: len(v) for k, v in submitted(job.begin()).items()} == {0: 20, 1: 20}
+    for index in range(9):
+        job.handle(0, answers(index))
+    assert job.in_flight(0) > 20
+    assert job.in_flight(1) == 20
+    load(job, 2, capacity=100)
+    assert job.in_flight(2) == 18
+
+
+def test_outcomes_that_nobody_waits_for_are_dropped() -> None:
+    """Answers of an earlier job, of another worker or given twice are counted, not recorded."""
+    job = scheduler(warm(0), warm(1), m=8)
+    job.begin()
+    assert job.handle(0, answers(0, 1, job=JOB - 1)) == []
+    assert job.handle(0, answers(2)) == []
+    assert job.handle(0, answers(0, 0))[0] == Record("m", (answer(0),))
+    assert job.dropped == 4
+
+
+# --- loading ---------------------------------------------------------------------------------
+
+
+def test_the_first_load_of_a_model_goes_alone() -> None:
+    """By default the others of the model load once the first has filled the caches."""
+    job = scheduler(on(0), on(1), on(2), on(3, "other"), m=9, other=9)
+    assert job.begin() == [StartWorker(0), StartWorker(1), StartWorker(2), StartWorker(3)]
+    assert job.handle(2, IMPORTED) == [GrantLoad(2, 0.0)]
+    assert job.handle(0, IMPORTED) == job.handle(1, IMPORTED) == []
+    assert job.handle(3, IMPORTED) == [GrantLoad(3, 0.0)]
+    assert job.handle(2, Ready(2, 1.0))[:2] == [GrantLoad(0, 0.0), GrantLoad(1, 0.0)]
+
+
+def test_no_more_workers_load_at_once_than_memory_allows() -> None:
+    """A load waits for a free place, which one that ends or fails makes."""
+    job = scheduler(warm(0), on(1), on(2), on(3), parallel_loads=1, m=99)
+    job.begin()
+    assert job.handle(1, IMPORTED) == [GrantLoad(1, 0.0)]
+    assert job.handle(2, IMPORTED) == job.handle(3, IMPORTED) == []
+    assert job.handle(1, Ready(2, 1.0))[0] == GrantLoad(2, 0.0)
+    assert job.handle(2, CRASH)[0] == GrantLoad(3, 0.0)
+
+
+def test_a_fixed_stagger_spaces_the_loads() -> None:
+    """With ten seconds the loads begin 0, 10 and 20 seconds after the first."""
+    job = scheduler(on(0), on(1), on(2), stagger=10.0, m=9)
+    job.begin()
+    grants = [job.handle(worker, IMPORTED) for worker in (1, 0, 2)]
+    assert grants == [[GrantLoad(1, 0.0)], [GrantLoad(0, 10.0)], [GrantLoad(2, 20.0)]]
+
+
+def test_workers_of_an_interrupted_start_go_on_from_where_they_are() -> None:
+    """A worker that waits for its load gets it, one that loads is waited for, none is restarted."""
+    job = scheduler(on(0, state=STARTING, imported=True), on(1, state=LOADING), m=4)
+    assert job.begin() == []
+    assert job.handle(1, Ready(2, 1.0))[0] == GrantLoad(0, 0.0)
+
+
+# --- waves -----------------------------------------------------------------------------------
+
+
+def test_models_on_one_device_take_turns() -> None:
+    """The next model starts when the one before is finished; the last one stays warm."""
+    job = scheduler(on(0, "a"), on(1, "b", 0, wave=1), on(2, "c", 0, wave=2), a=1, b=1, c=1)
+    assert job.begin() == [StartWorker(0)]
+    load(job, 0)
+    assert job.handle(0, answers(0)) == [Record("a", (answer(0),)), Retire(0), StartWorker(1)]
+    assert job.handle(0, Stopped()) == job.handle(0, Exited(0, None)) == []
+    load(job, 1)
+    assert job.handle(1, answers(0)) == [Record("b", (answer(0),)), Retire(1), StartWorker(2)]
+    load(job, 2)
+    assert job.handle(2, answers(0)) == [Record("c", (answer(0),))]
+    assert job.state(2) is READY
+    assert job.done
+
+
+def test_a_group_of_devices_waits_for_all_of_them() -> None:
+    """A model on two devices starts when both are free."""
+    pair = Planned(worker=2, model="c", devices=("cpu:0", "cpu:1"), wave=1)
+    job = scheduler(warm(0, "a"), warm(1, "b"), pair, a=1, b=1, c=1)
+    job.begin()
+    assert job.handle(0, answers(0)) == [Record("a", (answer(0),))]
+    assert job.handle(1, answers(0))[1:] == [Retire(0), Retire(1), StartWorker(2)]
+
+
+def test_a_model_without_prompts_is_not_started() -> None:
+    """Its device goes to the next model at once."""
+    job = scheduler(on(0, "a"), on(1, "b", 0, wave=1), a=0, b=1)
+    assert job.begin() == [StartWorker(1)]
+
+
+def test_a_warm_model_is_used_before_it_makes_room() -> None:
+    """The model that the last cell left on the device goes first, whatever its wave."""
+    b = Planned(worker=1, model="b", devices=("cpu:0",), wave=1, state=READY, capacity=2)
+    job = scheduler(on(0, "a"), b, a=1, b=1)
+    assert submitted(job.begin()) == {1: [0]}
+    assert job.handle(1, answers(0))[1:] == [Retire(1), StartWorker(0)]
+
+
+def test_a_device_whose_worker_failed_does_not_wait_for_the_others() -> None:
+    """The next model starts there while the first goes on elsewhere."""
+    job = scheduler(warm(0, "a"), on(1, "a"), on(2, "b", 1, wave=1), a=9, b=1)
+    job.begin()
+    assert StartWorker(2) in job.handle(1, CRASH)
+
+
+# --- failing to start ------------------------------------------------------------------------
+
+
+def test_a_model_that_cannot_load_fails_at_once_with_its_own_error() -> None:
+    """Its other replicas end, its prompts fail with the cause, other models go on."""
+    job = scheduler(on(0), on(1), on(2, "other"), m=2, other=1)
+    job.begin()
+    job.handle(0, IMPORTED)
+    assert job.handle(0, EVENTS[Fatal]) == []
+    actions = job.handle(0, Exited(1, None, "the log"))
+    assert actions[0] == Retire(1)
+    assert [f.index for f in failures(actions)] == [0, 1]
+    assert {f.error.kind for f in failures(actions)} == {"ValueError"}
+    assert "cpu:0: ValueError: no such model" in failures(actions)[0].error.message
+    assert [f.attempts for f in failures(actions)] == [0, 0]
+    assert job.failed_models["m"].exited.log_tail == "the log"
+    assert job.failed_models["m"].error == RemoteError("ValueError", "no such model")
+    assert not job.done
+    load(job, 2)
+    job.handle(2, answers(0))
+    assert job.done
+
+
+def test_a_worker_that_dies_silently_while_loading_says_how() -> None:
+    """Without an error of its own the signal is the cause."""
+    job = scheduler(m=1)
+    job.begin()
+    (failure,) = failures(job.handle(0, Exited(None, "SIGKILL")))
+    assert failure.error.kind == "WorkerStartError"
+    assert "cpu:0: killed by SIGKILL (often: out of host memory)" in failure.error.message
+    assert job.done
+
+
+def test_the_job_goes_on_without_a_replica_that_cannot_load() -> None:
+    """Once one replica is ready the failure of another costs no prompt, and its share is free."""
+    job = scheduler(on(0), on(1), m=10)
+    job.begin()
+    assert len(submitted(load(job, 0, capacity=10))[0]) == 4
+    assert submitted(job.handle(1, CRASH)) == {0: [4, 5, 6, 7, 8, 9]}
+    assert job.failed[1].reason == "cpu:1: killed by SIGSEGV"
+    assert job.failed_models == {}
+
+
+# --- lost workers ----------------------------------------------------------------------------
+
+
+def test_requests_of_a_lost_worker_are_tried_again() -> None:
+    """It is started again and a crash that does not repeat costs nothing."""
+    job = scheduler(warm(0, capacity=4), m=4)
+    assert submitted(job.begin()) == {0: [0, 1, 2, 3]}
+    job.handle(0, answers(2))
+    assert job.handle(0, CRASH) == [StartWorker(0)]
+    assert (job.state(0), job.restarts, job.pending("m")) == (STARTING, 1, 3)
+    assert submitted(load(job, 0, capacity=4)) == {0: [0, 1, 3]}
+    job.handle(0, answers(0, 1, 3))
+    assert job.done
+    assert job.failed == {}
+
+
+def test_a_lone_worker_finishes_the_healthy_prompts_first() -> None:
+    """Before it risks its restarts on the suspects."""
+    job = scheduler(warm(0, capacity=2), m=5)
+    job.begin()
+    job.handle(0, CRASH)
+    assert submitted(load(job, 0)) == {0: [2, 3]}
+    assert submitted(job.handle(0, answers(2))) == {0: [4]}
+    assert submitted(job.handle(0, answers(3))) == {}
+    assert submitted(job.handle(0, answers(4))) == {0: [0, 1]}
+
+
+def test_a_poison_prompt_is_found_by_halving() -> None:
+    """Of five suspects one kills: it alone fails, after the deaths that it took to find it."""
+    job = scheduler(warm(0, capacity=9), m=5)
+    sent = submitted(job.begin())
+    found: list[Failure] = []
+    runs = []
+    while not job.done:
+        (indices,) = sent.values()
+        runs.append(indices)
+        if 2 in indices:
+            actions = job.handle(0, Exited(139, None))
+            if not job.done:
+                actions += load(job, 0, capacity=9)
+        else:
+            actions = job.handle(0, answers(*indices))
+        found += failures(actions)
+        sent = submitted(actions)
+    assert runs == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
+    assert [f.index for f in found] == [2]
+    assert found[0].attempts == 4
+    assert found[0].error.kind == "WorkerLost"
+    assert "cpu:0: exit code 139" in found[0].error.message
+
+
+def test_suspects_are_tried_at_one_worker_while_the_others_go_on() -> None:
+    """Two lost workers: one takes healthy prompts, the other one group of suspects alone."""
+    job = scheduler(warm(0), warm(1), warm(2), m=30)
+    job.begin()
+    job.handle(0, CRASH)
+    job.handle(1, CRASH)
+    assert submitted(load(job, 0)) == {0: [0, 1]}
+    assert submitted(load(job, 1)) == {1: [6, 7]}
+    assert submitted(job.handle(0, answers(0))) == {}
+    assert submitted(job.handle(0, answers(1))) == {0: [2, 3]}
+
+
+def test_a_group_of_suspects_respects_a_smaller_capacity() -> None:
+    """Another replica may hold less than the one that died."""
+    job = scheduler(warm(0, capacity=4), warm(1, capacity=1), m=8)
+    assert submitted(job.begin()) == {0: [0, 1, 2], 1: [3]}
+    job.handle(0, CRASH)
+    job.handle(1, CRASH)
+    assert submitted(load(job, 1, capacity=1)) == {1: [4]}
+    for index in (4, 5, 6):
+        job.handle(1, answers(index))
+    assert submitted(job.handle(1, answers(7))) == {1: [0]}
+    assert job.pending("m") == 3
+
+
+def test_restarts_end_when_nothing_gets_finished_between_them() -> None:
+    """A worker that dies again and again is given up; the prompts left say why."""
+    job = scheduler(warm(0, capacity=8), restart_budget=2, m=8)
+    job.begin()
+    job.handle(0, CRASH)
+    load(job, 0, capacity=8)
+    job.handle(0, CRASH)
+    load(job, 0, capacity=8)
+    job.handle(0, answers(0))  # something is finished: the count begins again
+    for _ in range(2):
+        job.handle(0, CRASH)
+        load(job, 0, capacity=8)
+    actions = job.handle(0, CRASH)
+    assert job.state(0) is LOST
+    assert job.restarts == 4
+    assert {f.error.kind for f in failures(actions)} == {"WorkerLost"}
+    reason = "no worker is left for 'm'; cpu:0: killed by SIGSEGV"
+    assert failures(actions)[-1].error.message == reason
+    assert job.failed[0].exited == CRASH
+    assert job.failed_models == {}
+    assert job.done
+
+
+def test_a_worker_that_dies_when_its_model_is_finished_is_left_alone() -> None:
+    """Nobody needs it: no restart, and no failure to report."""
+    job = scheduler(warm(0, "a"), warm(1, "b"), a=1, b=1)
+    job.begin()
+    job.handle(0, answers(0))
+    assert job.handle(0, CRASH) == []
+    assert (job.state(0), job.restarts, job.failed) == (LOST, 0, {})
+
+
+# --- the user's interrupt --------------------------------------------------------------------
+
+
+def test_an_interrupt_gives_up_what_is_not_finished() -> None:
+    """In-flight requests are aborted, all left become failures, finished answers stay."""
+    job = scheduler(warm(0), on(1, "next", 0, wave=1), m=4, next=1)
+    job.begin()
+    job.handle(0, answers(0))
+    actions = job.cancel()
+    assert actions[0] == AbortAt(0, (1, 2))
+    assert Counter(type(action) for action in actions) == {AbortAt: 1, Record: 2}
+    left = failures(actions)
+    assert {(f.index, f.attempts) for f in left} == {(1, 1), (2, 1), (3, 0), (0, 0)}
+    assert {f.error.kind for f in left} == {"Interrupted"}
+    assert job.done
+    assert job.state(0) is READY
+    assert job.cancel() == []
+
+
+def test_nothing_is_sent_after_an_interrupt() -> None:
+    """Late answers are dropped, dead workers stay dead, the next wave does not start."""
+    job = scheduler(warm(0), warm(1), on(2, "next", 0, wave=1), m=8, next=1)
+    job.begin()
+    job.cancel()
+    assert job.handle(0, answers(0, 1)) == []
+    assert job.dropped == 2
+    assert job.handle(0, CRASH) == []
+    assert (job.state(0), job.state(2)) == (LOST, NEW)
