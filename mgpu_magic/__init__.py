@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     )
     from mgpu_magic.messages import Completion, Failure
     from mgpu_magic.results import Ensemble, ResultSet
-    from mgpu_magic.session import Run, Session, generate
+    from mgpu_magic.run import Run
+    from mgpu_magic.session import Session, generate
     from mgpu_magic.spec import JobSpec, ModelSpec
 
 __version__ = "0.1.0"
@@ -55,7 +56,8 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Lost", "Interrupted"))],
     "messages": ["Completion", "Failure"],
     "results": ["Ensemble", "ResultSet"],
-    "session": ["Run", "Session", "generate"],
+    "run": ["Run"],
+    "session": ["Session", "generate"],
     "spec": ["JobSpec", "ModelSpec"],
 }
 

@@ -11,6 +11,7 @@ Not thread-safe: the session's loop alone calls it.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
@@ -23,6 +24,16 @@ from mgpu_magic.errors import (
     WorkerLost,
     WorkerStartError,
 )
+from mgpu_magic.lifecycle import (
+    AbortAt,
+    GrantLoad,
+    Planned,
+    Record,
+    Retire,
+    StartWorker,
+    SubmitTo,
+    WorkerState,
+)
 from mgpu_magic.messages import (
     Abort,
     Event,
@@ -34,26 +45,16 @@ from mgpu_magic.messages import (
     Submit,
 )
 from mgpu_magic.results import Collector, Ensemble, ResultSet, WorkerStats
-from mgpu_magic.scheduler import (
-    AbortAt,
-    GrantLoad,
-    Planned,
-    Record,
-    Retire,
-    Scheduler,
-    StartWorker,
-    SubmitTo,
-    WorkerState,
-)
+from mgpu_magic.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mgpu_magic.fleet import Fleet, Later, Worker
+    from mgpu_magic.lifecycle import Action, Death
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.scheduler import Action, Death
     from mgpu_magic.spec import JobSpec
 
     Results: TypeAlias = "ResultSet | Ensemble"
@@ -128,7 +129,11 @@ class Execution:
             workers=[seat.planned() for seat in seats],
             stagger=job.stagger,
             parallel_loads=parallel_loads,
+            # On a GPU the first load compiles for all, into a cache that two would spoil. On a CPU
+            # nothing is compiled, and replicas load faster side by side.
+            first_alone=any(d.kind == "cuda" for seat in seats for d in seat.placed.spec.devices),
         )
+        self._first_grant: float | None = None
 
     @property
     def done(self) -> bool:
@@ -216,7 +221,10 @@ class Execution:
                     self._assign(self._seats[worker])
                     self._fleet.start(worker, self._seats[worker].placed.spec)
                 case GrantLoad(worker, delay):
-                    self._later(delay, partial(self._grant, worker))
+                    now = time.monotonic()
+                    self._first_grant = now if self._first_grant is None else self._first_grant
+                    wait = max(0.0, self._first_grant + delay - now)
+                    self._later(wait, partial(self._grant, worker))
                 case SubmitTo(worker, requests):
                     self._send(worker, Submit(self._number, requests))
                     self._progress.submitted(worker, len(requests))
@@ -246,7 +254,8 @@ class Execution:
     def _hint_at_chat(self, seat: Seat, ready: Ready) -> None:
         """Plain text for a model that was trained on chats is a common, silent mistake."""
         requests = self._prepared[seat.placed.model].requests
-        if ready.has_chat_template and requests and isinstance(requests[0].prompt, str):
+        text = requests[0].prompt if requests else None
+        if ready.has_chat_template and isinstance(text, str) and "<|" not in text:  # no template's
             self._progress.note(
                 f"{seat.placed.model} has a chat template, and the prompts are plain text: "
                 "add --chat (chat=True) to send them as user messages."

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import tokenize
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from IPython.display import display
 from traitlets import Bool, Float, Int, Unicode
 
 from mgpu_magic.dashboard import open_view, render_html
+from mgpu_magic.devices import discover
 from mgpu_magic.errors import PlacementError, SpecError
 from mgpu_magic.options import Options
 from mgpu_magic.session import Session
@@ -140,7 +142,7 @@ class MultiGPU(Magics):
                     snapshot = self.session.status()
                     return Report(render_text(snapshot, 120), render_html(snapshot))
                 case "devices":
-                    return Report(self.session.describe_devices())
+                    return Report(_device_list())
                 case "logs":
                     logs = self.session.logs(int(rest) if rest.isdecimal() else None)
                     return Report("\n".join(f"--- {name}\n{text}" for name, text in logs.items()))
@@ -256,6 +258,19 @@ class Report:
 
     def _repr_html_(self) -> str | None:
         return self._html
+
+
+def _device_list() -> str:
+    discovery = discover(os.environ, "all")
+    lines = []
+    for device in discovery.devices:
+        line = f"{device.label}  {device.name}"
+        if device.total_bytes is not None:
+            line += f", {device.total_bytes / 2**30:.1f} GiB"
+        if device.capability is not None:
+            line += ", compute capability {}.{}".format(*device.capability)
+        lines.append(line)
+    return "\n".join((*lines, *discovery.notes))
 
 
 def _silenced(cell: str) -> bool:

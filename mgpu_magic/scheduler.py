@@ -143,9 +143,10 @@ class Scheduler:
         job: Number of the job, as it stands in `Submit` and `Outcomes`.
         requests: The requests by model name.
         workers: The workers, those that exist already included. A model with requests has one.
-        stagger: Seconds from one load to the next; None: the first load of a model goes alone
-            (it fills the caches), the others follow together.
+        stagger: Seconds from one load to the next; None: as soon as the next two allow.
         parallel_loads: How many workers may load at the same time.
+        first_alone: Whether the first load of a model goes alone (it fills caches for the
+            others) where `stagger` does not say otherwise.
         restart_budget: How often in a row a worker is restarted before it finishes a request.
 
     Attributes:
@@ -163,11 +164,13 @@ class Scheduler:
         workers: Sequence[Planned],
         stagger: float | None,
         parallel_loads: int,
+        first_alone: bool = True,
         restart_budget: int = 8,
     ) -> None:
         self._job = job
         self._stagger = stagger
         self._parallel_loads = parallel_loads
+        self._first_alone = first_alone and stagger is None
         self._restart_budget = restart_budget
         self._grants = 0
         self.dropped = 0
@@ -310,7 +313,7 @@ class Scheduler:
             if worker.state is not STARTING or not worker.imported:
                 continue
             first = all(other.model is not worker.model for other in loading)
-            free = self._stagger is not None or worker.model.was_ready or first
+            free = not self._first_alone or worker.model.was_ready or first
             if free and len(loading) < self._parallel_loads:
                 self._move(worker, GrantLoad)
                 loading.append(worker)

@@ -15,11 +15,8 @@ an interrupt of the waiting thread never finds the state half changed.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import heapq
 import itertools
-import logging
 import os
 import queue
 import shutil
@@ -27,25 +24,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.devices import Discovery, discover, free_host_bytes, monitor_for
-from mgpu_magic.errors import MultiGPUError, SpecError, WorkerError
+from mgpu_magic.errors import SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
+from mgpu_magic.loop import Loop
 from mgpu_magic.options import Options
 from mgpu_magic.placement import place
 from mgpu_magic.progress import Progress
 from mgpu_magic.prompts import to_requests
+from mgpu_magic.run import Run
 from mgpu_magic.weights import resolve, weights_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from mgpu_magic.devices import DeviceMonitor
@@ -57,59 +55,12 @@ if TYPE_CHECKING:
     from mgpu_magic.snapshot import Observer, Snapshot
     from mgpu_magic.spec import JobSpec
 
-T = TypeVar("T")
 
 REFRESH_SECONDS = 0.25
 READING_SECONDS = 0.5
 STOP_SECONDS = 5.0
 GONE_SECONDS = 20.0
 LOG_BYTES = 16384
-
-log = logging.getLogger("mgpu_magic")
-
-
-class Run:
-    """A job that was submitted; `await` it, or ask for its `result()`."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._future: Future[Results] = Future()
-        self._final: Snapshot | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over."""
-        return self._future.done()
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """How far it is; after its end, the final state."""
-        return self._final or self._session.status()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end, `seconds` at most; returns whether it is over."""
-        try:
-            self._future.exception(seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    def result(self, seconds: float | None = None) -> Results:
-        """Wait for the results.
-
-        Raises:
-            TimeoutError: It is not over after `seconds`.
-            MultiGPUError: The job failed as a whole.
-            JobInterrupted: It was stopped; the exception has the results until then.
-        """
-        return self._future.result(seconds)
-
-    def stop(self) -> None:
-        """Give up what is not finished. The workers stay loaded."""
-        self._session._stop(self)
-
-    def __await__(self) -> Generator[Any, None, Results]:
-        return asyncio.wrap_future(self._future).__await__()
 
 
 class Session:
@@ -126,20 +77,20 @@ class Session:
     def __init__(self, devices: str = "all", *, launcher: Launcher | None = None) -> None:
         self._devices = devices
         self._logs = Path(tempfile.mkdtemp(prefix="mgpu_magic-"))
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self._fleet = Fleet(launcher or ProcessLauncher(self._logs), self._emit, self._later)
+        self._loop = Loop("mgpu-session", self._fail)
+        self._worker_numbers = itertools.count()
+        self._job_numbers = itertools.count(1)
+        self._fleet = Fleet(launcher or ProcessLauncher(self._logs), self._emit, self._loop.later)
         self._names: dict[int, str] = {}
         self._discovery: Discovery | None = None
         self._monitor: DeviceMonitor | None = None
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
         self._last: Results | None = None
-        self._busy = threading.Event()
+        self._sensors: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._sampling = False
         self._closed = False
         self._owner = os.getpid()
-        threading.Thread(target=self._loop, name="mgpu-session", daemon=True).start()
         threading.Thread(target=self._watch, name="mgpu-monitor", daemon=True).start()
         atexit.register(self.close)
 
@@ -175,10 +126,10 @@ class Session:
 
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
-        run = Run(self)
+        run = Run(self._stop, self.status)
         begin = self._prepare(job, run)
         try:
-            self._call(begin)
+            self._loop.call(begin)
             while not run.done:
                 if observer is not None:
                     observer.update(run.snapshot)
@@ -191,37 +142,23 @@ class Session:
 
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
-        run = Run(self)
-        self._call(self._prepare(job, run))
+        run = Run(self._stop, self.status)
+        self._loop.call(self._prepare(job, run))
         return run
 
     def status(self) -> Snapshot:
         """The devices and what runs on them, read now."""
         if self._discovery is None:
-            self._call(partial(self._show, discover(os.environ, self._devices)))
-        if not self._busy.is_set():
-            self._read_devices()
-        return self._call(lambda: self._progress.snapshot())
-
-    def describe_devices(self) -> str:
-        """A line for each device that this process may use."""
-        discovery = discover(os.environ, "all")
-        lines = [
-            f"{device.label}  {device.name}"
-            + (f", {device.total_bytes / 2**30:.1f} GiB" if device.total_bytes else "")
-            + (
-                f", compute capability {device.capability[0]}.{device.capability[1]}"
-                if device.capability
-                else ""
-            )
-            for device in discovery.devices
-        ]
-        return "\n".join((*lines, *discovery.notes))
+            self._loop.call(partial(self._show, discover(os.environ, self._devices)))
+        monitor, pids = self._loop.call(lambda: (self._monitor, self._pids()))
+        if monitor is not None:
+            self._read_devices(monitor, pids)
+        return self._loop.call(lambda: self._progress.snapshot())
 
     @property
     def last(self) -> Results | None:
         """Results of the last job, or of the running one until now; None before the first."""
-        return self._call(
+        return self._loop.call(
             lambda: self._last if self._current is None else self._current[0].results()
         )
 
@@ -231,7 +168,7 @@ class Session:
         Raises:
             SpecError: There was no such worker.
         """
-        names = self._call(lambda: dict(self._names))
+        names = self._loop.call(lambda: dict(self._names))
         if worker is not None and worker not in names:
             raise SpecError(f"there is no worker {worker}; there are {sorted(names) or 'none yet'}")
         wanted = names if worker is None else [worker]
@@ -246,23 +183,27 @@ class Session:
         Raises:
             SpecError: A job is running.
         """
-        return self._call(partial(self._dismiss, model))()
+        return self._loop.call(partial(self._dismiss, model))()
 
     def restart(self) -> int:
         """Stop the running job and kill every worker; returns how many, once they are gone."""
-        return self._call(self._kill_all)()
+        return self._loop.call(self._kill_all)()
 
     def close(self) -> None:
         """Stop the running job and end all workers. May be called again."""
         if self._closed or os.getpid() != self._owner:  # a process forked from the kernel
             return
-        self._call(self._halt)
-        self.free()
-        self._closed = True
         atexit.unregister(self.close)
-        self._busy.set()
-        self._inbox.put(None)
-        shutil.rmtree(self._logs, ignore_errors=True)
+        try:
+            self._loop.call(self._halt)
+            self.free()
+        finally:
+            self._closed = True
+            if self._monitor is not None:
+                self._sensors.put(self._monitor.close)
+            self._sensors.put(None)
+            self._loop.close()
+            shutil.rmtree(self._logs, ignore_errors=True)
 
     def __enter__(self) -> Session:
         return self
@@ -279,8 +220,6 @@ class Session:
 
     def _prepare(self, job: JobSpec, run: Run) -> Callable[[], None]:
         """Check all that can be checked without a worker; returns what begins the job."""
-        if self._closed:
-            raise SpecError("this session is closed; make a new one")
         prepared: dict[str, Prepared] = {}
         for model in job.models:
             prompts = job.prompts if model.prompts is None else model.prompts
@@ -314,17 +253,18 @@ class Session:
             raise SpecError("a job is running in this session; stop it first (%multigpu restart)")
         self._show(discovery)
         execution = Execution(
-            number=next(self._count),
+            number=next(self._job_numbers),
             job=job,
             prepared=prepared,
             seats=self._seats(placed),
             fleet=self._fleet,
             progress=self._progress,
-            later=self._later,
+            later=self._loop.later,
             parallel_loads=parallel_loads,
         )
         self._current = execution, run
-        self._busy.set()
+        if not self._sampling:
+            self._sample()
         execution.begin()
         for note in discovery.notes:
             self._progress.note(note)
@@ -334,7 +274,7 @@ class Session:
         seats: list[Seat] = []
         for place_ in placed:
             warm = self._fleet.warm(place_.spec, besides={seat.number for seat in seats})
-            number = next(self._count) if warm is None else warm.number
+            number = next(self._worker_numbers) if warm is None else warm.number
             self._names[number] = f"{number}: {place_.spec.label} {place_.model}"
             seats.append(Seat(number, place_, warm))
         return seats
@@ -345,13 +285,8 @@ class Session:
             return
         execution, run = self._current
         self._current = None
-        self._busy.clear()
         self._last, error = execution.finish()
-        run._final = self._progress.snapshot()
-        if error is None:
-            run._future.set_result(self._last)
-        else:
-            run._future.set_exception(error)
+        run.settle(self._last if error is None else error, self._progress.snapshot())
 
     def _halt(self) -> None:
         if self._current is not None:
@@ -359,7 +294,7 @@ class Session:
             self._settle()
 
     def _stop(self, run: Run) -> None:
-        self._call(lambda: self._halt() if self._current and self._current[1] is run else None)
+        self._loop.call(lambda: self._halt() if self._current and self._current[1] is run else None)
 
     def _interrupt(self, run: Run) -> None:
         """End the run after a KeyboardInterrupt; a second one ends its workers too."""
@@ -392,7 +327,7 @@ class Session:
 
     def _await_gone(self, numbers: Sequence[int]) -> int:
         deadline = time.monotonic() + GONE_SECONDS
-        while self._call(lambda: [n for n in numbers if self._fleet.get(n)]):
+        while self._loop.call(lambda: [n for n in numbers if self._fleet.get(n)]):
             if time.monotonic() > deadline:
                 raise WorkerError(
                     f"workers {list(numbers)} do not end; their processes may hang in the driver "
@@ -405,7 +340,7 @@ class Session:
         """Show these devices from now on."""
         if self._discovery is None or self._discovery.devices != discovery.devices:
             if self._monitor is not None:
-                self._monitor.close()
+                self._sensors.put(self._monitor.close)
             self._monitor = monitor_for(discovery.devices)
             self._progress = Progress(discovery.devices, time.monotonic)
             for worker in self._fleet:
@@ -417,16 +352,21 @@ class Session:
         self._discovery = discovery
 
     def _watch(self) -> None:
-        """Thread: read the devices while a job runs. A driver that hangs stalls only this."""
-        while self._busy.wait() and not self._closed:
-            self._read_devices()
-            time.sleep(READING_SECONDS)
+        """Thread: use the sensors as the loop asks. A driver that hangs stalls only this."""
+        while (act := self._sensors.get()) is not None:
+            act()
 
-    def _read_devices(self) -> None:
-        monitor, pids = self._call(lambda: (self._monitor, self._pids()))
-        if monitor is not None:
-            readings = monitor.read(pids)
-            self._inbox.put(lambda: self._progress.read(readings))
+    def _sample(self) -> None:
+        """Have the devices read, and again as long as a job runs."""
+        self._sampling = self._current is not None
+        if self._sampling:
+            if self._monitor is not None and self._sensors.empty():
+                self._sensors.put(partial(self._read_devices, self._monitor, self._pids()))
+            self._loop.later(READING_SECONDS, self._sample)
+
+    def _read_devices(self, monitor: DeviceMonitor, pids: Mapping[str, Sequence[int]]) -> None:
+        readings = monitor.read(pids)
+        self._loop.post(lambda: self._progress.read(readings))
 
     def _pids(self) -> dict[str, list[int]]:
         pids: dict[str, list[int]] = {}
@@ -436,54 +376,19 @@ class Session:
                     pids.setdefault(device.label, []).append(worker.handle.pid)
         return pids
 
-    # --- the loop ------------------------------------------------------------------------------
-
-    def _loop(self) -> None:
-        """Thread: call what comes in, and what is due."""
-        while True:
-            wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-            try:
-                act = self._inbox.get(timeout=wait)
-            except queue.Empty:
-                act = heapq.heappop(self._timers)[2]
-            if act is None:
-                return
-            try:
-                act()
-            except Exception as error:  # whoever waits must not wait for ever
-                log.exception("the session's loop failed")
-                self._fail(error)
+    # --- called by the loop ------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> None:
+        """End the job; its workers go too, since nobody knows what they still work on."""
         if self._current is not None:
             _, run = self._current
             self._current = None
-            self._busy.clear()
-            run._final = self._progress.snapshot()
-            run._future.set_exception(error)
-
-    def _call(self, act: Callable[[], T]) -> T:
-        """Have the loop call `act`; returns or raises what it does."""
-        answer: Future[T] = Future()
-
-        def answered() -> None:
-            try:
-                answer.set_result(act())
-            except MultiGPUError as error:
-                answer.set_exception(error)
-            except Exception as error:
-                answer.set_exception(error)
-                raise
-
-        self._inbox.put(answered)
-        return answer.result()
-
-    def _later(self, seconds: float, act: Callable[[], None]) -> None:
-        """From the loop thread: have it call `act` after that time."""
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), act))
+            for worker in self._fleet:
+                self._fleet.kill(worker.number)
+            run.settle(error, self._progress.snapshot())
 
     def _emit(self, worker: int, event: Event) -> None:
-        self._inbox.put(partial(self._on_event, worker, event))
+        self._loop.post(partial(self._on_event, worker, event))
 
     def _on_event(self, worker: int, event: Event) -> None:
         self._progress.apply(worker, event)

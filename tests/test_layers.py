@@ -27,7 +27,7 @@ KERNEL = (
     *DATA,
     {"frames", "lifecycle", "options", "placement", "prompts", "snapshot", "tables"},
     {"progress", "scheduler", "stats"},
-    {"host", "launchers", "results", "weights"},
+    {"host", "launchers", "loop", "results", "run", "weights"},
     {"devices"},
     {"fleet"},
     {"execution"},

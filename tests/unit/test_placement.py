@@ -156,6 +156,16 @@ def test_models_that_name_the_same_device_take_turns() -> None:
     ]
 
 
+def test_a_crowd_shares_the_device_of_an_explicit_model() -> None:
+    """Where what it leaves is too little, the others also queue on its device."""
+    models = [model("a", devices=(0,)), model("b"), model("c")]
+    assert where(place(models, cpus(2), {"a": 1, "b": 5, "c": 4})) == [
+        ("a", "cpu:0", 1),
+        ("b", "cpu:1", 0),
+        ("c", "cpu:0", 0),
+    ]
+
+
 def test_models_that_may_share_devices_avoid_each_other() -> None:
     """Two single copies that may go to either of two devices take one each."""
     models = [model("a", devices=(0, 1), replicas=1), model("b", devices=(0, 1), replicas=1)]

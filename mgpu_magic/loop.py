@@ -1,0 +1,91 @@
+"""A thread that owns state: others hand it functions to call, one after the other.
+
+Imports `errors` alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from mgpu_magic.errors import MultiGPUError, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+log = logging.getLogger("mgpu_magic")
+
+
+class Loop:
+    """Calls what it is given, in order, in a thread of its own.
+
+    Args:
+        name: Name of the thread.
+        on_error: Called in that thread with an error that nobody expected.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
+        self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._closed = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Have `act` called; returns at once."""
+        self._inbox.put(act)
+
+    def call(self, act: Callable[[], T]) -> T:
+        """Have `act` called; returns or raises what it does.
+
+        Raises:
+            SpecError: The loop is closed.
+        """
+        if self._closed:
+            raise SpecError("this session is closed; make a new one")
+        answer: Future[T] = Future()
+
+        def answered() -> None:
+            try:
+                answer.set_result(act())
+            except MultiGPUError as error:
+                answer.set_exception(error)
+            except Exception as error:
+                answer.set_exception(error)
+                raise
+
+        self.post(answered)
+        return answer.result()
+
+    def later(self, seconds: float, act: Callable[[], object]) -> None:
+        """From its own thread: have `act` called after that time."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), act))
+
+    def close(self) -> None:
+        """End the thread once it has called what is there."""
+        self._closed = True
+        self._inbox.put(None)
+
+    def _run(self) -> None:
+        while (act := self._next()) is not None:
+            try:
+                act()
+            except Exception as error:  # whoever waits must not wait for ever
+                log.exception("%s failed", threading.current_thread().name)
+                self._on_error(error)
+
+    def _next(self) -> Callable[[], object] | None:
+        wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        try:
+            return self._inbox.get(timeout=wait)
+        except queue.Empty:
+            return heapq.heappop(self._timers)[2]

@@ -1,0 +1,74 @@
+"""A submitted job, as seen by whoever waits for it.
+
+Imports nothing of the package but types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from mgpu_magic.execution import Results
+    from mgpu_magic.snapshot import Snapshot
+
+
+class Run:
+    """A job that was submitted; `await` it, or ask for its `result()`.
+
+    Args:
+        stop: Has the session give this run up.
+        snapshot: Asks the session how far it is.
+    """
+
+    def __init__(self, stop: Callable[[Run], None], snapshot: Callable[[], Snapshot]) -> None:
+        self._stop = stop
+        self._snapshot = snapshot
+        self._future: Future[Results] = Future()
+        self._final: Snapshot | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._future.done()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """How far it is; after its end, the final state."""
+        return self._final or self._snapshot()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the end, `seconds` at most; returns whether it is over."""
+        try:
+            self._future.exception(seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def result(self, seconds: float | None = None) -> Results:
+        """Wait for the results.
+
+        Raises:
+            TimeoutError: It is not over after `seconds`.
+            MultiGPUError: The job failed as a whole.
+            JobInterrupted: It was stopped; the exception has the results until then.
+        """
+        return self._future.result(seconds)
+
+    def stop(self) -> None:
+        """Give up what is not finished. The workers stay loaded."""
+        self._stop(self)
+
+    def settle(self, outcome: Results | BaseException, final: Snapshot) -> None:
+        """What it came to; called once, by the session."""
+        self._final = final
+        if isinstance(outcome, BaseException):
+            self._future.set_exception(outcome)
+        else:
+            self._future.set_result(outcome)
+
+    def __await__(self) -> Generator[Any, None, Results]:
+        return asyncio.wrap_future(self._future).__await__()
