@@ -116,15 +116,18 @@ class MultiGPU(Magics):
 
         The models stay loaded for the next cell; `%multigpu free` releases them.
         """
+        __tracebackhide__ = True  # an error in the body points at the body
         given = vars(parse_argstring(self.cell, line))
+        if (name := given["out"]) is not None and not name.isidentifier():
+            raise UsageError(f"-o {name}: a variable cannot be named so")
         try:
             bound = self._run_body(cell)
             job = self._options(given, bound).job()
             view = open_view(panel=self.panel and not given["no_panel"])
             results = self.session.run(job, view)
         except (SpecError, PlacementError) as error:
-            raise UsageError(str(error)) from None
-        if name := given["out"]:
+            raise UsageError(error.args[0]) from None
+        if name:
             self.shell.user_ns[name] = results
             return None
         return None if _silenced(cell) else results
@@ -144,36 +147,49 @@ class MultiGPU(Magics):
                 case "devices":
                     return Report(_device_list())
                 case "logs":
-                    logs = self.session.logs(int(rest) if rest.isdecimal() else None)
-                    return Report("\n".join(f"--- {name}\n{text}" for name, text in logs.items()))
+                    if rest and not rest.isdecimal():
+                        raise UsageError(f"%multigpu logs {rest}: give the number of a worker")
+                    logs = self.session.logs(int(rest) if rest else None)
+                    texts = (f"--- {name}\n{text}" for name, text in logs.items())
+                    return Report("\n".join(texts) or "No worker has been started yet.")
                 case "last":
-                    return self.session.last
+                    last = self.session.last
+                    return Report("Nothing has been run yet.") if last is None else last
                 case "free":
-                    return Report(f"{self.session.free(rest or None)} workers ended.")
+                    return Report(f"Workers ended: {self.session.free(rest or None)}")
                 case "restart":
-                    return Report(f"{self.session.restart()} workers killed.")
+                    return Report(f"Workers killed: {self.session.restart()}")
                 case _:
                     raise UsageError(f"%multigpu {word} is unknown.\n{LINE_HELP}")
         except SpecError as error:
             raise UsageError(str(error)) from None
 
     def _run_body(self, cell: str) -> dict[str, Any]:
-        """Run the cell's body as IPython runs a cell; returns the names that it bound."""
+        """Run the cell's body as IPython runs a cell; returns what it bound of `BODY_NAMES`."""
         __tracebackhide__ = True
         shell = self.shell
         # The empty line stands for the magic's own, so that line numbers are those of the cell.
         source = "\n" + shell.transform_cell(cell)
-        file = shell.compile.cache(source, shell.execution_count)
+        # not `execution_count`, which newer releases of IPython raise before a cell runs
+        number = len(shell.history_manager.input_hist_parsed) - 1
+        file = shell.compile.cache(source, number)
         tree = shell.transform_ast(ast.parse(source, file))
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         scope = Scope(shell.user_ns)
+        before = {name: shell.user_ns.get(name) for name in BODY_NAMES}
         exec(compile(tree, file, "exec"), shell.user_ns, scope)  # noqa: S102  # the user's cell
         if last is not None:
             expression = compile(ast.Expression(last.value), file, "eval")
             value = eval(expression, shell.user_ns, scope)  # noqa: S307  # the user's cell
             if value is not None and not _silenced(cell):
                 display(value)
-        return {name: shell.user_ns[name] for name in scope.bound if name in shell.user_ns}
+        after = {name: shell.user_ns[name] for name in BODY_NAMES if name in shell.user_ns}
+        # `%time prompts = ...` and `global prompts` bind names past the scope
+        return {
+            name: value
+            for name, value in after.items()
+            if name in scope.bound or value is not before[name]
+        }
 
     def _options(self, given: dict[str, Any], bound: dict[str, Any]) -> Options:
         """What the magic's line and the cell's body say, together."""

@@ -81,7 +81,7 @@ class Session:
         self._worker_numbers = itertools.count()
         self._job_numbers = itertools.count(1)
         self._fleet = Fleet(launcher or ProcessLauncher(self._logs), self._emit, self._loop.later)
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, str]] = {}  # of all workers ever: device, model
         self._discovery: Discovery | None = None
         self._monitor: DeviceMonitor | None = None
         self._progress = Progress((), time.monotonic)
@@ -126,7 +126,7 @@ class Session:
 
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
-        run = Run(self._stop, self.status)
+        run = Run(self._stop, self._look)
         begin = self._prepare(job, run)
         try:
             self._loop.call(begin)
@@ -142,7 +142,7 @@ class Session:
 
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
-        run = Run(self._stop, self.status)
+        run = Run(self._stop, self._look)
         self._loop.call(self._prepare(job, run))
         return run
 
@@ -153,7 +153,7 @@ class Session:
         monitor, pids = self._loop.call(lambda: (self._monitor, self._pids()))
         if monitor is not None:
             self._read_devices(monitor, pids)
-        return self._loop.call(lambda: self._progress.snapshot())
+        return self._look()
 
     @property
     def last(self) -> Results | None:
@@ -163,7 +163,7 @@ class Session:
         )
 
     def logs(self, worker: int | None = None) -> dict[str, str]:
-        """The ends of the workers' logs, by worker (number, device and model).
+        """The ends of the logs of all workers until now, or of one, by worker.
 
         Raises:
             SpecError: There was no such worker.
@@ -171,10 +171,12 @@ class Session:
         names = self._loop.call(lambda: dict(self._names))
         if worker is not None and worker not in names:
             raise SpecError(f"there is no worker {worker}; there are {sorted(names) or 'none yet'}")
-        wanted = names if worker is None else [worker]
         return {
-            names[number]: log_tail(self._logs / f"worker-{number}.log", LOG_BYTES)
-            for number in wanted
+            f"worker {number} ({device}, {model})": log_tail(
+                self._logs / f"worker-{number}.log", LOG_BYTES
+            )
+            for number, (device, model) in names.items()
+            if worker in (None, number)
         }
 
     def free(self, model: str | None = None) -> int:
@@ -275,7 +277,7 @@ class Session:
         for place_ in placed:
             warm = self._fleet.warm(place_.spec, besides={seat.number for seat in seats})
             number = next(self._worker_numbers) if warm is None else warm.number
-            self._names[number] = f"{number}: {place_.spec.label} {place_.model}"
+            self._names[number] = place_.spec.label, place_.model
             seats.append(Seat(number, place_, warm))
         return seats
 
@@ -292,6 +294,9 @@ class Session:
         if self._current is not None:
             self._current[0].stop()
             self._settle()
+
+    def _look(self) -> Snapshot:
+        return self._loop.call(lambda: self._progress.snapshot())
 
     def _stop(self, run: Run) -> None:
         self._loop.call(lambda: self._halt() if self._current and self._current[1] is run else None)
@@ -312,7 +317,7 @@ class Session:
         numbers = [
             worker.number
             for worker in self._fleet
-            if model in (None, worker.spec.model, self._names[worker.number].split()[-1])
+            if model in (None, worker.spec.model, self._names[worker.number][1])
         ]
         for number in numbers:
             self._fleet.retire(number)
