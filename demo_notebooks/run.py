@@ -23,9 +23,8 @@ from nbconvert import HTMLExporter
 PROBE = """
 import json
 print(json.dumps([
-    {"prompt": str(prompt), "text": getattr(answer, "text", None),
-     "device": getattr(answer, "device", None)}
-    for prompt, answer in zip(answers.prompts, answers, strict=True)
+    {"text": getattr(answer, "text", None), "device": getattr(answer, "device", None)}
+    for answer in answers
 ]))
 """
 
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> int:
         return 0
     print()
     for answer in answers:
-        print(f"{answer['device']}  {answer['prompt']}  {answer['text']}")
+        print(f"{answer['device']}  {answer['text']}")
     wrong = problems(answers, options.expect.split(","), named_devices(options.devices))
     print("\n" + ("\n".join(wrong) or "All answers are right, and every device answered."))
     return 1 if wrong else 0

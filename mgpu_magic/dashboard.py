@@ -208,7 +208,10 @@ class Panel:
         """Display it as output of the cell that runs now."""
         from IPython.display import display
 
-        self._display = display(self.widget, display_id=True)
+        # not the widget itself, which before ipywidgets 8 displays itself without the display id
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        bundle = {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the panel"}
+        self._display = display(bundle, raw=True, display_id=True)
 
     def update(self, snapshot: Snapshot) -> None:
         """Show how it is getting on, at most four times a second."""

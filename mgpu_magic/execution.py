@@ -240,8 +240,9 @@ class Execution:
                     assert_never(action)
 
     def _grant(self, worker: int) -> None:
-        self._send(worker, Load())
-        self._progress.apply(worker, Loading("loading"))
+        if not self.done:  # else the next job grants it
+            self._send(worker, Load())
+            self._progress.apply(worker, Loading("loading"))
 
     def _send(self, worker: int, command: Load | Submit | Abort) -> None:
         if (living := self._fleet.get(worker)) is not None:

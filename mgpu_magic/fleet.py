@@ -95,11 +95,10 @@ class Fleet:
         return None
 
     def start(self, number: int, spec: WorkerSpec) -> None:
-        """Start a worker as soon as its devices are free."""
+        """Start a worker as soon as its devices are free, which nobody else waits for then."""
         worker = Worker(number, spec)
-        occupants = self._occupants(worker)
         self._workers[number] = worker
-        for occupant in occupants:
+        for occupant in self._occupants(worker):
             self.retire(occupant.number)
         if not self._occupants(worker):
             self._launch(worker)
@@ -161,12 +160,11 @@ class Fleet:
             worker.handle.send(command)
 
     def _occupants(self, worker: Worker) -> list[Worker]:
-        """Who must be gone before `worker` can start: started ones on any of its devices."""
+        """Who must be gone before `worker` can start: all others on any of its devices."""
         return [
             other
             for other in self._workers.values()
             if other is not worker
-            and other.handle is not None
             and any(_same(a, b) for a in other.spec.devices for b in worker.spec.devices)
         ]
 

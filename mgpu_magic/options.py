@@ -5,13 +5,14 @@ Pure; imports `spec` and `errors` alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from os import PathLike, fspath
 from typing import Any
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.spec import JobSpec, ModelSpec, plain
+from mgpu_magic.spec import JobSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Options:
         stagger: `"auto"`, or seconds between the loads.
     """
 
-    model: str | Mapping[str, Any] | None = None
+    model: str | PathLike[str] | Mapping[str, Any] | None = None
     models: Mapping[str, Any] | None = None
     prompts: Any = None
     sampling: Any = None
@@ -64,7 +65,7 @@ class Options:
         for name in options:
             if name not in known:
                 close = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                hint = f"; did you mean {close[0]}?" if close else "."
                 raise SpecError(
                     f"there is no option {name!r}{hint} Arguments of the engine go into "
                     "engine_args, those of vLLM's SamplingParams into sampling."
@@ -104,15 +105,16 @@ class Options:
 
     def _model(self, name: str, model: Any) -> ModelSpec:
         own = dict(model) if isinstance(model, Mapping) else {"model": model}
+        if isinstance(own.get("model"), PathLike):
+            own["model"] = fspath(own["model"])
         if "model" not in own:
             raise SpecError(
                 f"model {name!r} is a dict without the key 'model'; "
                 'pass {"model": hub id or directory, ...}'
             )
         spec: dict[str, Any] = {key: own.pop(key) for key in _MODEL_KEYS if key in own}
-        own.update(plain(own.pop("engine_args", {}), "engine_args"))
-        for key, value in (self.engine_args or {}).items():
-            own.setdefault(key, value)
+        named = _engine_args(own.pop("engine_args", None))
+        own = {**_engine_args(self.engine_args), **own, **named}
         for key in ("max_model_len", "gpu_memory_utilization"):
             _fill(own, key, getattr(self, key), "engine_args")
         _fill(spec, "tensor_parallel_size", self.tensor_parallel_size, f"model {name!r}")
@@ -144,6 +146,8 @@ class Options:
                 "seed is given together with one sampling dict per prompt; "
                 "put a seed into each dict instead"
             )
+        if isinstance(self.sampling, str) or not isinstance(self.sampling, Iterable):
+            return self.sampling  # refused with the prompts
         return [{**given, **row} if isinstance(row, Mapping) else row for row in self.sampling]
 
     def _merged(self, own: Any, where: str) -> Any:
@@ -169,6 +173,15 @@ def _fill(target: dict[str, Any], key: str, value: object, where: str) -> None:
         option = "--" + key.replace("_", "-")
         raise SpecError(f"{key} is given twice: by {option} and in {where}; keep one of them")
     target[key] = value
+
+
+def _engine_args(value: Any) -> dict[str, Any]:
+    if value is None or isinstance(value, Mapping):
+        return dict(value or {})
+    raise SpecError(
+        f"engine_args is of type {type(value).__name__}; pass a dict of the engine's arguments, "
+        'such as {"max_model_len": 4096}'
+    )
 
 
 def _short_name(model: Any) -> str:

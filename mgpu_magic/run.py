@@ -28,6 +28,7 @@ class Run:
         self._stop = stop
         self._snapshot = snapshot
         self._future: Future[Results] = Future()
+        self._future.set_running_or_notify_cancel()  # who gives up an `await` must not cancel it
         self._final: Snapshot | None = None
 
     @property

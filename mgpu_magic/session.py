@@ -136,6 +136,8 @@ class Session:
                 run.wait(REFRESH_SECONDS)
         except KeyboardInterrupt:
             self._interrupt(run)
+            if not run.done:  # it never began
+                raise
         if observer is not None:
             observer.finish(run.snapshot)
         return run.result()

@@ -39,19 +39,20 @@ def resolve(model: str) -> str:
 
 
 def weights_bytes(model: str, environ: Mapping[str, str]) -> int | None:
-    """Size of a model's weight files in bytes; None where they are not on this machine yet."""
+    """Size of a model's weight files in bytes; None where they are not on this machine yet.
+
+    Of several formats the first one of `_WEIGHT_FILES` counts: an engine loads one of them.
+    """
     path = Path(model)
     if path.is_file():
         return path.stat().st_size
     if not path.is_dir():
         path = _hub_cache(environ) / ("models--" + model.replace("/", "--")) / "snapshots"
-    sizes = {
-        file.resolve(): file.stat().st_size
-        for suffix in _WEIGHT_FILES
-        for file in path.rglob(f"*{suffix}")
-        if file.is_file()
-    }
-    return sum(sizes.values()) or None
+    for suffix in _WEIGHT_FILES:
+        files = {file.resolve() for file in path.rglob(f"*{suffix}") if file.is_file()}
+        if size := sum(file.stat().st_size for file in files):
+            return size
+    return None
 
 
 def _hub_cache(environ: Mapping[str, str]) -> Path:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GPU_MEMORY_UTILIZATION = 0.92  # vLLM's own 0.9 wastes GPU memory where nothing else runs on it
-CPU_KV_CACHE_GIB = 4  # plenty for the small models that a CPU can run
+CPU_KV_CACHE_GIB = 2  # vLLM fills it while it loads: its own 4 GiB can take longer than the rest
 
 
 class VllmEngine:
@@ -95,7 +95,9 @@ class VllmEngine:
 
     def stats(self) -> Stats:
         """See `Engine`."""
-        values = {metric.name: getattr(metric, "value", None) for metric in self._llm.get_metrics()}
+        # The user may have set `disable_log_stats`, and then there are no metrics.
+        metrics = self._llm.get_metrics() if self._llm.llm_engine.log_stats else ()
+        values = {metric.name: getattr(metric, "value", None) for metric in metrics}
         return Stats(
             running=int(values.get("vllm:num_requests_running") or 0),
             waiting=int(values.get("vllm:num_requests_waiting") or 0),
@@ -123,21 +125,28 @@ class VllmEngine:
         return params
 
     def _input(self, prompt: Prompt) -> Any:
+        """What `LLM.generate` and `LLM.chat` would hand to the engine.
+
+        Raw prompts are deprecated there, and what renders them (Mistral's tokenizers and images
+        included, unlike the tokenizer's own methods) has no public form that does not generate.
+        """
+        llm = self._llm
         match prompt:
             case str():
                 _refuse_surrogates(prompt)
-                return prompt
+                (rendered,) = llm._preprocess_cmpl([prompt])
             case Tokens(ids):
-                return {"prompt_token_ids": list(ids)}
+                (rendered,) = llm._preprocess_cmpl([{"prompt_token_ids": list(ids)}])
             case Chat(messages):
-                # Not the tokenizer's `apply_chat_template`: vLLM's covers Mistral's tokenizers
-                # and images too. It has no public form that does not also generate.
-                (rendered,) = self._llm._preprocess_chat([list(messages)])
-                return rendered
+                for message in messages:
+                    _refuse_surrogates(message.get("content"))
+                (rendered,) = llm._preprocess_chat([list(messages)])
             case Pickled(data):
-                return pickle.loads(data)  # noqa: S301  # only from the pipe that we inherit
+                fields = pickle.loads(data)  # noqa: S301  # only from the pipe that we inherit
+                (rendered,) = llm._preprocess_cmpl([fields])
             case _:
                 assert_never(prompt)
+        return rendered
 
     def _outcome(self, output: Any, index: int, begun: float) -> Outcome:
         reasons = tuple(part.finish_reason for part in output.outputs)
@@ -174,11 +183,17 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
     """
     wanted: dict[str, str] = {}
     on_cpu = spec.devices[0].kind == "cpu"
-    own_process = spec.engine_args.get("engine_process", None if not on_cpu else False)
+    own_process = spec.engine_args.get("engine_process", False if on_cpu else None)
     if own_process is not None:
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
     if on_cpu:
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the worker is pinned as a whole
+        # The worker is pinned already; its own cores keep vLLM from choosing others. ("nobind"
+        # says that more plainly, and is an IndexError in 0.20.)
+        cores = [core for device in spec.devices for core in device.cores]
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        if spec.engine_args.get("enforce_eager", True):
+            # Else logprobs are compiled all the same, and the engine dies without a C++ compiler.
+            wanted["TORCH_COMPILE_DISABLE"] = "1"
         if "kv_cache_memory_bytes" not in spec.engine_args:
             share = int(free_bytes * spec.host_share * 0.4 / GIB)
             wanted["VLLM_CPU_KVCACHE_SPACE"] = str(min(max(share, 1), CPU_KV_CACHE_GIB))
@@ -207,7 +222,9 @@ def _free_host_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _refuse_surrogates(text: str) -> None:
+def _refuse_surrogates(text: object) -> None:
+    if not isinstance(text, str):  # a chat's message of several parts
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:

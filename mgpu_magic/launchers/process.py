@@ -66,7 +66,10 @@ def environment(
     """
     variables = dict(base)
     variables["PYTHONUNBUFFERED"] = "1"
-    variables["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in path)
+    folders = [
+        entry or os.getcwd() for entry in path if isinstance(entry, str)
+    ]  # as Python reads it
+    variables["PYTHONPATH"] = os.pathsep.join(folders)
     variables.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.mask for device in spec.devices)
     cores = sum(len(device.cores) for device in spec.devices)
@@ -87,7 +90,13 @@ class ProcessLauncher:
 
     def start(self, worker: int, spec: WorkerSpec, emit: Emit) -> ProcessHandle:
         """See `Launcher`."""
-        return ProcessHandle(worker, spec, emit, self._directory / f"worker-{worker}.log")
+        try:
+            return ProcessHandle(worker, spec, emit, self._directory / f"worker-{worker}.log")
+        except OSError as error:
+            raise WorkerStartError(
+                f"{spec.label}: the worker process cannot be started: {error}. Check free memory "
+                "and the limits on processes and open files (`ulimit -u`, `ulimit -n`)."
+            ) from error
 
 
 class ProcessHandle:
@@ -104,7 +113,7 @@ class ProcessHandle:
             with open(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as output:
                 self._process = subprocess.Popen(  # noqa: S603  # our own module
                     [
-                        sys.executable, "-m", "mgpu_magic.worker",
+                        sys.executable, "-P", "-m", "mgpu_magic.worker",  # -P: PYTHONPATH is all
                         str(theirs.fileno()), str(lifeline),
                     ],
                     env=environment(spec, os.environ, sys.path),
@@ -114,13 +123,10 @@ class ProcessHandle:
                     pass_fds=(theirs.fileno(), lifeline),
                     start_new_session=True,  # the kernel's interrupt must not reach it
                 )  # fmt: skip
-        except OSError as error:
+        except OSError:
             ours.close()
             os.close(self._lifeline)
-            raise WorkerStartError(
-                f"{spec.label}: the worker process cannot be started: {error}. "
-                "Check free memory and the limit on processes (`ulimit -u`)."
-            ) from error
+            raise
         finally:
             theirs.close()
             os.close(lifeline)
@@ -180,12 +186,12 @@ class ProcessHandle:
         self._writer.join()
         self._connection.close()
         os.close(self._lifeline)
-        name = signal.Signals(-code).name if code < 0 else None
+        name = _signal_name(-code) if code < 0 else None
         self._emit(self._worker, Exited(None if name else code, name, log_tail(self._log)))
 
 
 def log_tail(log: Path, size: int = LOG_TAIL_BYTES) -> str:
-    """The last whole lines of a log file, `size` bytes at most."""
+    """The last whole lines of a log file, `size` bytes at most; part of a line that is longer."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -193,7 +199,14 @@ def log_tail(log: Path, size: int = LOG_TAIL_BYTES) -> str:
             text = file.read(size).decode(errors="replace")
     except OSError as error:
         return f"(the log cannot be read: {error})"
-    return text if end <= size else text.partition("\n")[2]
+    return text if end <= size else text.partition("\n")[2] or text
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _kill_group(group: int) -> None:

@@ -274,7 +274,8 @@ class Screen:
         self.final: list[tuple[dict[str, str], bool]] = []
         monkeypatch.setattr(IPython.display, "display", self.display)
 
-    def display(self, shown: Any, *, display_id: bool) -> Screen:
+    def display(self, shown: Any, *, raw: bool, display_id: bool) -> Screen:
+        assert raw
         assert display_id
         self.shown.append(shown)
         return self
@@ -307,7 +308,9 @@ def test_the_panel_is_one_core_widget_displayed_once(screen: Screen) -> None:
     panel = Panel(Clock())
     panel.update(SNAPSHOT)
     panel.finish(SNAPSHOT)
-    assert screen.shown == [panel.widget]
+    [bundle] = screen.shown
+    view = bundle["application/vnd.jupyter.widget-view+json"]
+    assert view["model_id"] == panel.widget.model_id
     assert panel.widget._model_module == "@jupyter-widgets/controls"
     assert panel.widget.value == render_html(SNAPSHOT)
 
@@ -349,12 +352,13 @@ def test_the_final_state_is_left_as_ordinary_output(screen: Screen) -> None:
 
 
 def test_a_closed_panel_falls_back_to_text(
-    screen: Screen, notebook: None, capsys: pytest.CaptureFixture[str]
+    screen: Screen, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A panel that lost its connection is not mistaken for one that stands still."""
-    view = open_view()
+    panel = Panel(Clock())
+    view = SafeView(lambda: panel)
     view.update(SNAPSHOT)
-    screen.shown[0].close()
+    panel.widget.close()
     view.finish(SNAPSHOT)
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == (

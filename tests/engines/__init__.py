@@ -1,0 +1,1 @@
+"""Real worker processes with the echo engine, through `Session` and plain scripts."""

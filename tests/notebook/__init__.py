@@ -1,0 +1,1 @@
+"""The magic in real kernels, saved notebooks, a real browser, and the demo notebook."""

@@ -1,0 +1,206 @@
+"""The panel under a cell: what a front end gets, and what a saved notebook keeps."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import fake_nvml
+import nbformat
+import pytest
+from fake_nvml import GIB, FakeGpu
+from nbclient import NotebookClient
+
+from notebook.live import Family, Notebook, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WATCH = "import time\ntime.sleep(1.5)"
+
+
+def test_the_panel_moves_and_never_floods(shared: Notebook) -> None:
+    """At most five messages a second, at least one in two, and the last shows the end."""
+    cell = shared.run("""
+        %%multigpu -o answers
+        model = "m"
+        prompts = ["a b"] * 1000
+        engine_args = {"delay": 0.01}
+    """)
+    times = [message.at for message in cell.messages if message.kind == "comm_msg"]
+    seconds = times[-1] - times[0]
+    assert seconds > 4
+    assert len(times) <= 5 * seconds + 1
+    assert max(after - before for before, after in itertools.pairwise(times)) < 2
+    assert cell.panel.startswith("● Done 1,000 of 1,000 prompts (100 %)")
+    assert cell.panel.count("idle") == 2
+
+
+def test_the_panel_needs_no_javascript_of_its_own(shared: Notebook) -> None:
+    """One widget is displayed, and every model is one of ipywidgets' core."""
+    cell = shared.begin("""
+        %%multigpu -o answers
+        model = "m"
+        prompts = ["a b"] * 100
+        engine_args = {"delay": 0.01}
+    """)
+    cell.until(lambda cell: "running" in cell.panel)
+    [bundle] = cell.displays
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    cell.end()
+    states = [content["data"]["state"] for content in cell.contents("comm_open")]
+    assert {state["_model_module"] for state in states} == {
+        "@jupyter-widgets/base",
+        "@jupyter-widgets/controls",
+    }
+
+
+def test_markup_in_a_name_is_shown_as_text(shared: Notebook) -> None:
+    """A model, a prompt and an error with tags in them cannot put anything into the page."""
+    cell = shared.run("""
+        %%multigpu
+        model = "<script>alert(1)</script>"
+        prompts = ["<script>alert(2)</script>", "<img src=x onerror=alert(3)>"]
+        engine_args = {"fail_on": "<img"}
+    """)
+    table = cell.contents("execute_result")[0]["data"]["text/html"]
+    pages = [html for _, html in cell.panels] + [cell.displays[0]["text/html"], table]
+    for html in pages:
+        assert "<script" not in html
+        assert "<img" not in html
+    assert "script>" in cell.panel
+    assert "<script>alert(2)</script>" in text_of(table)
+
+
+def test_nothing_is_drawn_if_unwanted(shared: Notebook) -> None:
+    """--no-panel, or `%config MultiGPU.panel = False`, leaves the results alone."""
+    quiet = shared.run("%%multigpu m --no-panel -o answers\nprompts = ['a']")
+    shared.run("%config MultiGPU.panel = False")
+    also = shared.run("%%multigpu m -o answers\nprompts = ['a']")
+    shared.run("%config MultiGPU.panel = True")
+    for cell in (quiet, also):
+        assert {message.kind for message in cell.messages} == {"status", "execute_input"}
+    assert shared.value("answers.texts") == ["a"]
+
+
+def test_nothing_appears_in_other_cells(shared: Notebook) -> None:
+    """What workers print stays in their logs, and the panel stays with its own cell."""
+    shared.run("""
+        %%multigpu -o answers
+        model = "m"
+        prompts = ["a"] * 100
+        engine_args = {"print_bytes": 10000, "delay": 0.01}
+    """)
+    following = shared.run(WATCH)
+    assert {message.kind for message in following.messages} == {"status", "execute_input"}
+
+
+def test_a_run_without_ipywidgets_prints_its_progress(notebook: Notebook) -> None:
+    """A missing ipywidgets costs the panel alone: the reason is said once, then lines of text."""
+    notebook.run("import sys\nsys.modules['ipywidgets'] = None")
+    cell = notebook.run("""
+        %%multigpu -o answers
+        model = "m"
+        prompts = [f"prompt {i}" for i in range(100)]
+        engine_args = {"delay": 0.02}
+    """)
+    assert not cell.errors
+    assert not cell.displays
+    assert notebook.value("answers.texts") == [f"prompt {i}" for i in range(100)]
+    first, *rest = cell.stdout.splitlines()
+    assert first.startswith("no panel (ModuleNotFoundError: ")
+    assert first.endswith("; progress is printed instead")
+    assert cell.stdout.count("no panel") == 1
+    assert 4 < len(rest) < 30
+    assert any(line.startswith("running  ") for line in rest)
+    assert rest[-1].startswith("done     100 of 100 prompts")
+    following = notebook.run(WATCH)
+    assert {message.kind for message in following.messages} == {"status", "execute_input"}
+
+
+@pytest.mark.parametrize("store_widget_state", [True, False])
+def test_a_saved_notebook_shows_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_widget_state: bool
+) -> None:
+    """Whoever opens the file finds the final figures as HTML and as text, without any widget."""
+    family = Family()
+    for name, value in {**family.variable, "IPYTHONDIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    saved = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell("%load_ext mgpu_magic"),
+            nbformat.v4.new_code_cell(
+                "%%multigpu --engine echo --devices cpu:2 -o answers\n"
+                'model = "m"\nprompts = ["a b"] * 100\nengine_args = {"delay": 0.01}'
+            ),
+        ]
+    )
+    NotebookClient(saved, store_widget_state=store_widget_state).execute()
+    family.end()
+    again = nbformat.reads(nbformat.writes(saved), as_version=4)
+    [output] = again.cells[1].outputs
+    assert output.output_type == "display_data"
+    assert set(output.data) == {"text/html", "text/plain"}
+    assert "Done 100 of 100 prompts (100 %)" in text_of(output.data["text/html"])
+    lines = output.data["text/plain"].splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["cpu:0", "cpu:1", "done"]
+    assert "100 of 100 prompts" in lines[2]
+    assert len(nbformat.writes(saved)) < 30_000
+
+
+# --- GPUs ------------------------------------------------------------------------------------
+
+ASK = """
+    %%multigpu -o answers
+    model = "m"
+    prompts = ["$CUDA_VISIBLE_DEVICES"] * 100
+    engine_args = {"expand": True, "delay": 0.02}
+"""
+
+
+@contextmanager
+def machine(folder: Path, count: int, **variables: str) -> Iterator[Notebook]:
+    """A notebook on a machine with so many Tesla T4, each with 1 GiB more in use than the last."""
+    library = fake_nvml.build(folder)
+    cards = [FakeGpu(uuid=f"GPU-{i}", used_bytes=i * GIB, utilisation=i) for i in range(count)]
+    fake_nvml.write_config(folder / "machine", cards)
+    environ = fake_nvml.environment(library.parent, folder / "machine")
+    notebook = Notebook(folder, {**environ, **variables})
+    try:
+        notebook.load()
+        notebook.run("%config MultiGPU.devices = 'all'")
+        yield notebook
+    finally:
+        notebook.close()
+
+
+def test_gpus_are_shown_with_their_memory(tmp_path: Path) -> None:
+    """Two T4: the list, the status and the panel name both, with NVML's figures."""
+    with machine(tmp_path, 2) as notebook:
+        assert (notebook.run("%multigpu devices").result or "").splitlines() == [
+            "cuda:0  Tesla T4, 15.0 GiB, compute capability 7.5",
+            "cuda:1  Tesla T4, 15.0 GiB, compute capability 7.5",
+        ]
+        status = notebook.run("%multigpu status").result or ""
+        assert [" ".join(line.split()) for line in status.splitlines()] == [
+            "cuda:0 0.0 of 15.0 GiB 0 % busy",
+            "cuda:1 1.0 of 15.0 GiB 1 % busy",
+        ]
+        panel = notebook.run(ASK).panel
+        assert re.search(r"cuda:0 Tesla T4 .* 0\.0 of 15\.0 GiB .*cuda:1 Tesla T4", panel)
+        assert re.search(r"cuda:1 Tesla T4 .* 1\.0 of 15\.0 GiB", panel)
+        assert notebook.value("set(answers.texts)") == {"0", "1"}
+
+
+def test_a_masked_kernel_uses_its_own_gpus(tmp_path: Path) -> None:
+    """With `CUDA_VISIBLE_DEVICES=2,3` the workers get 2 and 3, and the panel reads those."""
+    with machine(tmp_path, 4, CUDA_VISIBLE_DEVICES="2,3") as notebook:
+        panel = notebook.run(ASK).panel
+        assert re.search(r"cuda:0 Tesla T4 .* 2\.0 of 15\.0 GiB .*cuda:1 Tesla T4", panel)
+        assert re.search(r"cuda:1 Tesla T4 .* 3\.0 of 15\.0 GiB", panel)
+        assert notebook.value("set(answers.texts)") == {"2", "3"}
+        assert notebook.value("{answer.device for answer in answers}") == {"cuda:0", "cuda:1"}
+        assert notebook.value("__import__('os').environ['CUDA_VISIBLE_DEVICES']") == "2,3"

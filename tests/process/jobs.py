@@ -1,0 +1,42 @@
+"""Jobs for the echo engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mgpu_magic import Ensemble, ResultSet
+from mgpu_magic.options import Options
+
+if TYPE_CHECKING:
+    from mgpu_magic import JobSpec, Run, Session
+
+
+def job(prompts: object, model: str = "m", **options: Any) -> JobSpec:
+    """A job of one echo model."""
+    return Options(model=model, prompts=prompts, engine="echo", **options).job()
+
+
+def echo(session: Session, prompts: object, model: str = "m", **options: Any) -> ResultSet:
+    """The answers of one echo model."""
+    results = session.run(job(prompts, model, **options))
+    assert isinstance(results, ResultSet)
+    return results
+
+
+def ensemble(session: Session, models: dict[str, Any], prompts: object) -> Ensemble:
+    """The answers of several echo models."""
+    results = session.generate(models=models, prompts=prompts, engine="echo")
+    assert isinstance(results, Ensemble)
+    return results
+
+
+def result(run: Run) -> ResultSet:
+    """What a job of one model came to, which takes no longer than ten seconds."""
+    results = run.result(10)
+    assert isinstance(results, ResultSet)
+    return results
+
+
+def phases(run: Run) -> list[str]:
+    """What its workers are doing, by device."""
+    return [card.worker.phase for card in run.snapshot.devices if card.worker]

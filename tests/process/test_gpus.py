@@ -1,0 +1,146 @@
+"""What a worker finds in its environment, on GPUs of a fake driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from process.living import run_script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Machine = Callable[[int], dict[str, str]]
+
+GIB = 1024**3
+
+VARIABLES = """
+import json, mgpu_magic
+with mgpu_magic.Session() as session:
+    results = session.generate(
+        "m", ["$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"] * 40,
+        engine="echo", engine_args={"expand": True, "delay": 0.02}, **options,
+    )
+print(json.dumps(sorted({(answer.device, answer.text) for answer in results})))
+"""
+
+
+def variables(
+    folder: Path, environ: dict[str, str], options: dict[str, Any] | None = None
+) -> list[Any]:
+    """Device, `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` of each worker of a job."""
+    seen = run_script(folder, f"options = {options or {}}\n" + VARIABLES, **environ)
+    return [(device, *text.split()) for device, text in seen]
+
+
+def test_each_gpu_has_a_worker_and_shows_its_memory(tmp_path: Path, gpus: Machine) -> None:
+    """Two T4s: two workers, each sees its own card, and the panel shows the memory of both."""
+    script = """
+import json, mgpu_magic
+with mgpu_magic.Session() as session:
+    args = {"expand": True, "delay": 0.02}
+    results = session.generate("m", ["$CUDA_VISIBLE_DEVICES"] * 40, engine="echo", engine_args=args)
+    answers = sorted({(answer.device, answer.text) for answer in results})
+    cards = [(card.label, card.name, card.reading.used_bytes, card.reading.total_bytes)
+             for card in session.status().devices]
+print(json.dumps([answers, cards]))
+"""
+    answers, cards = run_script(tmp_path, script, **gpus(2))
+    assert answers == [["cuda:0", "0"], ["cuda:1", "1"]]
+    assert cards == [["cuda:0", "Tesla T4", 0, 15 * GIB], ["cuda:1", "Tesla T4", 0, 15 * GIB]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "entries"),
+    [
+        ("2,3", ["2", "3"]),
+        (" 3, 2", ["3", "2"]),
+        ("GPU-aaaa,GPU-bbbb", ["GPU-aaaa", "GPU-bbbb"]),
+    ],
+)
+def test_the_mask_of_the_kernel_is_narrowed(
+    tmp_path: Path, gpus: Machine, mask: str, entries: list[str]
+) -> None:
+    """A worker gets one entry of the kernel's own `CUDA_VISIBLE_DEVICES`, as you wrote it."""
+    first, second = entries
+    assert variables(tmp_path, {**gpus(4), "CUDA_VISIBLE_DEVICES": mask}) == [
+        ("cuda:0", first, "PCI_BUS_ID"),
+        ("cuda:1", second, "PCI_BUS_ID"),
+    ]
+
+
+def test_an_order_that_the_user_set_stays(tmp_path: Path, gpus: Machine) -> None:
+    """`CUDA_DEVICE_ORDER` is set only where you did not."""
+    environ = {**gpus(1), "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert variables(tmp_path, environ) == [("cuda:0", "0", "FASTEST_FIRST")]
+
+
+def test_a_tensor_parallel_worker_sees_all_its_gpus(tmp_path: Path, gpus: Machine) -> None:
+    """Four GPUs in pairs are two workers."""
+    assert variables(tmp_path, gpus(4), {"tensor_parallel_size": 2}) == [
+        ("cuda:0+1", "0,1", "PCI_BUS_ID"),
+        ("cuda:2+3", "2,3", "PCI_BUS_ID"),
+    ]
+
+
+def test_chosen_devices_are_the_only_ones(tmp_path: Path, gpus: Machine) -> None:
+    """`devices="1"` of a masked kernel is its second GPU."""
+    environ = {**gpus(4), "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert variables(tmp_path, environ, {"devices": "1"}) == [("cuda:1", "3", "PCI_BUS_ID")]
+
+
+def test_user_objects_arrive_after_the_mask(tmp_path: Path, gpus: Machine) -> None:
+    """Importing the module of an object in a prompt cannot touch another worker's GPU."""
+    (tmp_path / "witness.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "mask = os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')\n"
+        "Path(__file__).with_name(f'seen-{os.getpid()}').write_text(mask)\n"
+        "class Picture: pass\n"
+    )
+    script = """
+import json, os, mgpu_magic, witness
+prompt = {"prompt": "x", "multi_modal_data": {"image": witness.Picture()}}
+args = {"delay": 0.02}
+with mgpu_magic.Session() as session:
+    results = session.generate("m", [prompt] * 40, engine="echo", engine_args=args)
+print(json.dumps([results.texts, os.getpid()]))
+"""
+    texts, pid = run_script(tmp_path, script, **gpus(2))
+    assert texts == ["x"] * 40
+    seen = {path.name: path.read_text() for path in tmp_path.glob("seen-*")}
+    assert seen.pop(f"seen-{pid}") == "unset"
+    assert sorted(seen.values()) == ["0", "1"]
+
+
+def test_the_environment_of_the_kernel_is_not_touched(tmp_path: Path, gpus: Machine) -> None:
+    """After a job the kernel's variables are what they were."""
+    script = """
+import json, os, mgpu_magic
+before = dict(os.environ)
+with mgpu_magic.Session() as session:
+    session.generate("m", ["a", "b"], engine="echo")
+print(json.dumps(before == dict(os.environ)))
+"""
+    assert run_script(tmp_path, script, **gpus(2)) is True
+
+
+def test_no_gpu_is_said_once(tmp_path: Path, gpus: Machine) -> None:
+    """A mask that hides all GPUs means CPU devices, and one line says so."""
+    script = """
+import json, mgpu_magic
+class Tell:
+    def update(self, snapshot): ...
+    def finish(self, snapshot):
+        self.snapshot = snapshot
+tell = Tell()
+with mgpu_magic.Session() as session:
+    session.generate("m", ["a"], engine="echo", observer=tell)
+print(json.dumps([tell.snapshot.devices[0].label, tell.snapshot.job.notes]))
+"""
+    label, notes = run_script(tmp_path, script, **{**gpus(2), "CUDA_VISIBLE_DEVICES": ""})
+    assert label == "cpu:0"
+    (note,) = notes
+    assert note.startswith("No NVIDIA GPU found (CUDA_VISIBLE_DEVICES is ''): running on ")

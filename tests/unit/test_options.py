@@ -1,0 +1,313 @@
+"""What the options of a job come to, and which contradict each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mgpu_magic.errors import SpecError
+from mgpu_magic.options import Options
+from mgpu_magic.spec import JobSpec, ModelSpec
+
+
+def job(**options: Any) -> JobSpec:
+    """The job of these options; model and prompts are given unless named."""
+    if "models" not in options:
+        options = {"model": "org/m", **options}
+    return Options.of(**{"prompts": ["a"], **options}).job()
+
+
+def only_model(**options: Any) -> ModelSpec:
+    """The model of that job."""
+    (model,) = job(**options).models
+    return model
+
+
+def test_a_job_in_short() -> None:
+    """A model and prompts are enough; everything else is left to placement and engine."""
+    assert job() == JobSpec(models=(ModelSpec(name="org/m", model="org/m"),), prompts=["a"])
+
+
+def test_each_option_has_its_place() -> None:
+    """Options of the job, the model, the engine and the sampling go where they belong."""
+    assert job(
+        sampling={"stop": ["\n"]},
+        engine_args={"dtype": "half"},
+        max_tokens=4,
+        temperature=0.0,
+        seed=7,
+        chat=True,
+        devices="0,1",
+        engine="echo",
+        tensor_parallel_size=2,
+        max_model_len=512,
+        gpu_memory_utilization=0.5,
+        stagger=10,
+    ) == JobSpec(
+        models=(
+            ModelSpec(
+                name="org/m",
+                model="org/m",
+                engine="echo",
+                engine_args={"dtype": "half", "max_model_len": 512, "gpu_memory_utilization": 0.5},
+                tensor_parallel_size=2,
+            ),
+        ),
+        prompts=["a"],
+        sampling={"stop": ["\n"], "max_tokens": 4, "temperature": 0.0, "seed": 7},
+        chat=True,
+        devices="0,1",
+        stagger=10.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
+        ("/kaggle/input/qwen/1/", "1"),
+        ("./models/tiny", "tiny"),
+        (Path("/models/tiny"), "tiny"),
+        ({"model": "~/models/tiny"}, "tiny"),
+    ],
+)
+def test_a_single_model_has_a_short_name(model: object, name: str) -> None:
+    """A hub id is its own name, a directory is called by its last part."""
+    assert only_model(model=model).name == name
+
+
+def test_a_path_is_a_model() -> None:
+    """A local directory may be a `Path`, alone or in a dict."""
+    assert only_model(model=Path("/models/tiny")).model == "/models/tiny"
+    assert only_model(model={"model": Path("/models/tiny")}).model == "/models/tiny"
+
+
+def test_a_model_may_be_a_dict_of_engine_arguments() -> None:
+    """Its own keys are told from the engine's arguments by name."""
+    assert only_model(
+        model={
+            "model": "org/m",
+            "devices": [1, 0],
+            "replicas": 1,
+            "engine": "echo",
+            "dtype": "half",
+            "engine_args": {"seed": 3},
+        }
+    ) == ModelSpec(
+        name="org/m",
+        model="org/m",
+        devices=(1, 0),
+        replicas=1,
+        engine="echo",
+        engine_args={"dtype": "half", "seed": 3},
+    )
+
+
+# --- ensembles -------------------------------------------------------------------------------
+
+
+def test_an_ensemble_keeps_the_order_of_its_models() -> None:
+    """Results are asked for by name, also where there is one model alone."""
+    spec = job(models={"z": "m1", "a": {"model": "m2"}})
+    assert [(model.name, model.model) for model in spec.models] == [("z", "m1"), ("a", "m2")]
+    assert spec.ensemble
+    assert job(models={"z": "m1"}).ensemble
+    assert not job().ensemble
+
+
+def test_what_a_model_says_itself_counts_more() -> None:
+    """Engine, engine arguments and sampling of the job are defaults for its models."""
+    spec = job(
+        models={
+            "a": "m",
+            "b": {"model": "m", "engine": "echo", "dtype": "float", "sampling": {"n": 2}},
+        },
+        engine="vllm",
+        engine_args={"dtype": "half"},
+        sampling={"n": 1},
+        max_tokens=8,
+    )
+    a, b = spec.models
+    assert (a.engine, a.engine_args, a.sampling) == ("vllm", {"dtype": "half"}, None)
+    assert (b.engine, b.engine_args) == ("echo", {"dtype": "float"})
+    assert b.sampling == {"n": 2, "max_tokens": 8}
+    assert spec.sampling == {"n": 1, "max_tokens": 8}
+
+
+def test_a_model_may_have_its_own_prompts() -> None:
+    """Where each has its own, the job needs none."""
+    models = {"a": {"model": "m", "prompts": ["x"], "sampling": [{"n": 2}]}}
+    spec = Options(models=models).job()
+    assert spec.prompts is None
+    assert spec.models[0].prompts == ["x"]
+    assert spec.models[0].sampling == [{"n": 2}]
+
+
+def test_the_users_dicts_are_left_alone() -> None:
+    """Nothing that was passed in is changed: the cell can run again."""
+    model = {"model": "m", "engine_args": {"dtype": "half"}, "sampling": {"n": 1}, "devices": "0"}
+    sampling = {"stop": "x"}
+    before = {**model, "engine_args": {"dtype": "half"}, "sampling": {"n": 1}}
+    for _ in range(2):
+        job(models={"a": model}, sampling=sampling, max_tokens=3, max_model_len=9)
+    assert model == before
+    assert sampling == {"stop": "x"}
+
+
+# --- forms of a value ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [(None, None), ("cpu:2", "cpu:2"), ("0,1", "0,1"), (1, "1"), ([0, 2], "0,2"), ((3,), "3")],
+)
+def test_devices_may_be_a_list(devices: object, text: str | None) -> None:
+    """Indices may come as text, as a number or as a list."""
+    assert job(devices=devices).devices == text
+
+
+@pytest.mark.parametrize(
+    ("devices", "indices"), [("0,1", (0, 1)), (2, (2,)), ([1, 0], (1, 0)), (("1",), (1,))]
+)
+def test_the_devices_of_a_model_may_be_a_list(devices: object, indices: tuple[int, ...]) -> None:
+    """So may those of one model."""
+    assert only_model(model={"model": "m", "devices": devices}).devices == indices
+
+
+@pytest.mark.parametrize(
+    ("stagger", "seconds"), [(None, None), ("auto", None), ("10", 10.0), (0, 0.0), (2.5, 2.5)]
+)
+def test_stagger_is_auto_or_seconds(stagger: object, seconds: float | None) -> None:
+    """The magic gives text, a script numbers."""
+    assert job(stagger=stagger).stagger == seconds
+
+
+def test_sampling_options_fill_up_each_dict() -> None:
+    """With one dict per prompt an option is for those that do not say it themselves."""
+    sampling = [{"n": 2}, {"max_tokens": 1}]
+    assert job(sampling=sampling, max_tokens=5).sampling == [
+        {"max_tokens": 5, "n": 2},
+        {"max_tokens": 1},
+    ]
+    assert job(sampling=sampling).sampling is sampling
+
+
+@pytest.mark.parametrize("sampling", ["hot", 7, [1]])
+def test_what_is_no_sampling_is_left_to_the_prompts(sampling: object) -> None:
+    """It is refused where the prompts are read, which knows how many there are."""
+    assert job(sampling=sampling, max_tokens=5).sampling == sampling
+
+
+# --- refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": None}, 'no model: set `model = "..."` or `models = {name: model, ...}`'),
+        ({"models": {}}, "no model: name one, or set `models` to a non-empty dict"),
+        ({"prompts": None}, "no prompts: set `prompts = [...]`"),
+        (
+            {"models": {"a": {"model": "m", "prompts": ["x"]}, "b": "m"}, "prompts": None},
+            "no prompts: set `prompts = [...]`",
+        ),
+        (
+            {"model": "m", "models": {"a": "m"}},
+            "both model and models are given; one model, or an ensemble",
+        ),
+        ({"models": ["a", "b"]}, "models is of type list; pass a dict {name: model}"),
+        (
+            {"models": {"a": {"dtype": "half"}}},
+            "model 'a' is a dict without the key 'model'; "
+            'pass {"model": hub id or directory, ...}',
+        ),
+        (
+            {"engine_args": ["half"]},
+            "engine_args is of type list; pass a dict of the engine's arguments, such as "
+            '{"max_model_len": 4096}',
+        ),
+        (
+            {"model": {"model": "m", "engine_args": "half"}},
+            "engine_args is of type str; pass a dict of the engine's arguments, such as "
+            '{"max_model_len": 4096}',
+        ),
+        (
+            {"devices": 1.5},
+            'devices is 1.5; pass "all", "cpu:2" or indices such as "0,1"',
+        ),
+        (
+            {"devices": True},
+            'devices is True; pass "all", "cpu:2" or indices such as "0,1"',
+        ),
+        (
+            {"models": {"a": {"model": "m", "devices": "cuda"}}},
+            "model 'a': devices is 'cuda'; pass device indices such as [0, 1]",
+        ),
+        ({"stagger": "soon"}, "stagger is 'soon'; pass auto or seconds"),
+        ({"stagger": -1}, "stagger is -1.0; pass auto or seconds of 0 or more"),
+        ({"stagger": "inf"}, "stagger is inf; pass auto or seconds of 0 or more"),
+        (
+            {"models": {"a": {"model": "m", "sampling": "hot"}}},
+            "models['a']['sampling'] is of type str; pass a dict, or one per prompt",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    """Before anything is started, with the value, the rule and the fix."""
+    with pytest.raises(SpecError) as refused:
+        job(**options)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_tokens": 5, "sampling": {"max_tokens": 5}},
+            "max_tokens is given twice: by --max-tokens and in sampling; keep one of them",
+        ),
+        (
+            {"seed": 0, "sampling": {"seed": 1}},
+            "seed is given twice: by --seed and in sampling; keep one of them",
+        ),
+        (
+            {"max_model_len": 9, "engine_args": {"max_model_len": 9}},
+            "max_model_len is given twice: by --max-model-len and in engine_args; keep one of them",
+        ),
+        (
+            {"gpu_memory_utilization": 0.5, "model": {"model": "m", "gpu_memory_utilization": 0.9}},
+            "gpu_memory_utilization is given twice: by --gpu-memory-utilization and in "
+            "engine_args; keep one of them",
+        ),
+        (
+            {"tensor_parallel_size": 2, "models": {"a": {"model": "m", "tensor_parallel_size": 2}}},
+            "tensor_parallel_size is given twice: by --tensor-parallel-size and in model 'a'; "
+            "keep one of them",
+        ),
+        (
+            {"seed": 0, "sampling": [{"n": 1}]},
+            "seed is given together with one sampling dict per prompt; "
+            "put a seed into each dict instead",
+        ),
+    ],
+)
+def test_a_value_in_two_places_is_refused(options: dict[str, Any], message: str) -> None:
+    """The message names both, also where they are the same."""
+    with pytest.raises(SpecError) as refused:
+        job(**options)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("max_token", "; did you mean max_tokens?"), ("top_k", "."), ("Prompts", "; did you mean")],
+)
+def test_an_unknown_option_is_refused(option: str, hint: str) -> None:
+    """The closest one is named, and where engine and sampling arguments go."""
+    with pytest.raises(SpecError) as refused:
+        job(**{option: 1})
+    message = str(refused.value)
+    assert message.startswith(f"there is no option {option!r}{hint}")
+    assert "Arguments of the engine go into engine_args" in message

@@ -1,0 +1,121 @@
+"""What vLLM is told before it is imported, and with which arguments it loads a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mgpu_magic.engines.vllm import GIB, arguments, variables
+from mgpu_magic.spec import Device, WorkerSpec
+
+T4 = Device(kind="cuda", index=0, name="Tesla T4", mask="0")
+SECOND_T4 = Device(kind="cuda", index=1, name="Tesla T4", mask="1")
+MIG = Device(kind="cuda", index=0, name="A100 MIG 1g.10gb", mask="MIG-cccc")
+CORES = Device(kind="cpu", index=1, name="CPU (2 cores)", cores=(2, 3))
+
+
+def spec(*devices: Device, **changes: Any) -> WorkerSpec:
+    """A vLLM worker on these devices; keywords that are no fields are engine arguments."""
+    own = {name: changes.pop(name) for name in ("replica", "host_share") if name in changes}
+    return WorkerSpec(engine="vllm", model="m", engine_args=changes, devices=devices, **own)
+
+
+def test_a_gpu_worker_keeps_the_variables_of_vllm() -> None:
+    """On a GPU vLLM decides itself, its engine process included."""
+    assert variables(spec(T4), {}, 8 * GIB) == {}
+
+
+def test_a_cpu_worker_runs_in_one_process_on_its_cores() -> None:
+    """On a CPU: no second process, no choice of other cores, a part of the memory."""
+    assert variables(spec(CORES), {}, 20 * GIB) == {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "2,3",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "host_share", "cache_gib"),
+    [(3.0, 1.0, "1"), (20.0, 0.5, "2"), (20.0, 0.2, "1"), (0.5, 1.0, "1"), (900.0, 1.0, "2")],
+)
+def test_workers_share_the_free_memory(free_gib: float, host_share: float, cache_gib: str) -> None:
+    """The KV cache is part of a worker's share: at least 1 GiB, at most what a CPU has use for."""
+    worker = spec(CORES, host_share=host_share)
+    found = variables(worker, {}, int(free_gib * GIB))
+    assert found["VLLM_CPU_KVCACHE_SPACE"] == cache_gib
+
+
+def test_a_cache_size_in_bytes_replaces_ours() -> None:
+    """The variable, if set, would win over the user's `kv_cache_memory_bytes`."""
+    found = variables(spec(CORES, kv_cache_memory_bytes=GIB), {}, 20 * GIB)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in found
+
+
+@pytest.mark.parametrize(("wanted", "value"), [(True, "1"), (False, "0")])
+@pytest.mark.parametrize("device", [T4, CORES])
+def test_engine_process_is_the_users_choice(device: Device, wanted: bool, value: str) -> None:
+    """`engine_process` holds on every device, whatever the environment says."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    worker = spec(device, engine_process=wanted)
+    assert variables(worker, {}, GIB)[name] == value
+    assert variables(worker, {name: "user"}, GIB)[name] == value
+
+
+def test_variables_that_the_user_set_stay() -> None:
+    """None of ours replaces one that is set already."""
+    environ = dict.fromkeys(variables(spec(CORES), {}, GIB), "user")
+    assert variables(spec(CORES), environ, GIB) == {}
+
+
+def test_compiling_that_the_user_asks_for_happens() -> None:
+    """With `enforce_eager=False` a CPU worker may compile."""
+    assert "TORCH_COMPILE_DISABLE" not in variables(spec(CORES, enforce_eager=False), {}, GIB)
+
+
+def test_arguments_on_a_gpu() -> None:
+    """A GPU is used as a whole; figures are on for the panel."""
+    assert arguments(spec(T4)) == {
+        "tensor_parallel_size": 1,
+        "seed": 0,
+        "disable_log_stats": False,
+        "gpu_memory_utilization": 0.92,
+    }
+
+
+def test_a_slice_of_a_gpu_keeps_vllms_memory_share() -> None:
+    """More than vLLM's own part is asked of whole GPUs alone."""
+    assert "gpu_memory_utilization" not in arguments(spec(MIG))
+
+
+def test_a_group_of_gpus_is_one_tensor_parallel_engine() -> None:
+    """An engine spans all devices of its worker."""
+    assert arguments(spec(T4, SECOND_T4))["tensor_parallel_size"] == 2
+
+
+def test_arguments_on_a_cpu() -> None:
+    """No compiling, and no word of GPU memory."""
+    assert arguments(spec(CORES)) == {
+        "tensor_parallel_size": 1,
+        "seed": 0,
+        "disable_log_stats": False,
+        "enforce_eager": True,
+    }
+
+
+def test_replicas_have_seeds_of_their_own() -> None:
+    """With equal seeds they would sample the same."""
+    assert [arguments(spec(T4, replica=replica))["seed"] for replica in (0, 1, 2)] == [0, 1, 2]
+
+
+def test_the_users_arguments_win() -> None:
+    """Whatever we would set, and whatever vLLM knows beyond it."""
+    mine = {"gpu_memory_utilization": 0.5, "seed": 9, "disable_log_stats": True, "dtype": "half"}
+    assert arguments(spec(T4, **mine)) == {"tensor_parallel_size": 1, **mine}
+    assert arguments(spec(CORES, enforce_eager=False))["enforce_eager"] is False
+
+
+def test_our_own_switch_does_not_reach_vllm() -> None:
+    """`engine_process` is ours; vLLM would refuse it as unknown."""
+    assert "engine_process" not in arguments(spec(T4, engine_process=False))
