@@ -60,6 +60,7 @@ REFRESH_SECONDS = 0.25
 READING_SECONDS = 0.5
 STOP_SECONDS = 5.0
 GONE_SECONDS = 20.0
+GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
 
 
@@ -333,15 +334,15 @@ class Session:
         return partial(self._await_gone, numbers)
 
     def _await_gone(self, numbers: Sequence[int]) -> int:
-        deadline = time.monotonic() + GONE_SECONDS
-        while self._loop.call(lambda: [n for n in numbers if self._fleet.get(n)]):
-            if time.monotonic() > deadline:
-                raise WorkerError(
-                    f"workers {list(numbers)} do not end; their processes may hang in the driver "
-                    "(`nvidia-smi` shows them)"
-                )
-            time.sleep(0.02)
-        return len(numbers)
+        for _ in range(round(GONE_SECONDS / GONE_POLL_SECONDS)):  # no clock: we may be suspended
+            alive = self._loop.call(lambda: [n for n in numbers if self._fleet.get(n)])
+            if not alive:
+                return len(numbers)
+            time.sleep(GONE_POLL_SECONDS)
+        raise WorkerError(
+            f"workers {alive} do not end; their processes may hang in the driver "
+            "(`nvidia-smi` shows them)"
+        )
 
     def _show(self, discovery: Discovery) -> None:
         """Show these devices from now on."""

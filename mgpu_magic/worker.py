@@ -1,4 +1,4 @@
-"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE`.
+"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE KERNEL`.
 
 ```
               ┌──────────── main thread ───────────┐
@@ -9,9 +9,9 @@
  LIFELINE ──> └ lifeline thread: on EOF kill the whole process group
 ```
 
-CHANNEL and LIFELINE are numbers of inherited file descriptors. Imports `messages`, `spec`,
-`errors` and `engines` alone; the engine's library comes in after the environment is complete and
-the process is pinned to its cores.
+CHANNEL and LIFELINE are numbers of inherited file descriptors, KERNEL is a process id. Imports
+`messages`, `spec`, `errors` and `engines` alone; the engine's library comes in after the
+environment is complete and the process is pinned to its cores.
 """
 
 from __future__ import annotations
@@ -217,17 +217,16 @@ def _every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _hold_lifeline(descriptor: int) -> None:
+def _hold_lifeline(descriptor: int, kernel: int) -> None:
     """End the whole process group as soon as the kernel is gone.
 
     The pipe's EOF tells at once; the parent's id tells even where a process that the kernel
     forked holds the other end open.
     """
     os.set_inheritable(descriptor, False)
-    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == kernel:
             readable, _, _ = select.select([descriptor], [], [], 1.0)
             if readable and not os.read(descriptor, 1):
                 break
@@ -236,11 +235,11 @@ def _hold_lifeline(descriptor: int) -> None:
     threading.Thread(target=watch, name="mgpu-lifeline", daemon=True).start()
 
 
-def _main(channel: int, lifeline: int) -> None:
+def _main(channel: int, lifeline: int, kernel: int) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # stopping is the kernel's word, not the terminal's
-    _hold_lifeline(lifeline)
+    _hold_lifeline(lifeline, kernel)
     code = 1
     try:
         serve(PipeChannel(channel))
@@ -255,4 +254,4 @@ def _main(channel: int, lifeline: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]))
+    _main(*map(int, sys.argv[1:]))

@@ -114,7 +114,7 @@ class ProcessHandle:
                 self._process = subprocess.Popen(  # noqa: S603  # our own module
                     [
                         sys.executable, "-P", "-m", "mgpu_magic.worker",  # -P: PYTHONPATH is all
-                        str(theirs.fileno()), str(lifeline),
+                        str(theirs.fileno()), str(lifeline), str(os.getpid()),
                     ],
                     env=environment(spec, os.environ, sys.path),
                     stdin=subprocess.DEVNULL,

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 import small_model
-from process.living import eventually, workers
+from process.living import workers
 
-from engines.capitals import QUESTIONS
-from mgpu_magic import Completion, ResultSet, Session
+from engines.asking import Ask, warm_pair
+from mgpu_magic import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class Ask(Protocol):
-    """Has the warm pair answer."""
-
-    def __call__(self, prompts: object, **options: Any) -> ResultSet: ...
 
 
 @pytest.fixture(scope="session")
@@ -28,36 +22,26 @@ def model() -> str:
 
 
 @pytest.fixture(scope="session")
-def session() -> Iterator[Session]:
-    """A session on two CPU devices; its workers are gone at the end."""
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A session on two CPU devices without a C++ compiler; its workers are gone at the end."""
     before = workers()
-    with Session("cpu:2") as session:
+    with pytest.MonkeyPatch.context() as patch, Session("cpu:2") as session:
+        patch.setenv("CXX", "/nowhere/g++")
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         yield session
     assert workers() == before
 
 
 @pytest.fixture(scope="session")
 def ask(session: Session, model: str) -> Ask:
-    """Asks the pair, of which both are warm by now."""
-
-    def ask(prompts: object, **options: Any) -> ResultSet:
-        results = session.generate(model, prompts, max_model_len=256, **options)
-        assert isinstance(results, ResultSet)
-        return results
-
-    assert eventually(lambda: len(devices(ask(QUESTIONS, max_tokens=1))) == 2, seconds=90)
-    return ask
+    """Asks the pair that all tests share."""
+    return warm_pair(session, model, max_model_len=256)
 
 
 @pytest.fixture
 def apart() -> Iterator[Session]:
-    """A session besides the warm pair, for what must not disturb it; leaves no worker."""
-    warm = workers()
+    """A session besides the shared pair, for what must not disturb it; leaves no worker."""
+    shared = workers()
     with Session("cpu:2") as session:
         yield session
-    assert workers() == warm
-
-
-def devices(results: ResultSet) -> set[str]:
-    """Who answered."""
-    return {result.device for result in results if isinstance(result, Completion)}
+    assert workers() == shared

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process.living import workers
 
+from engines.asking import devices
 from engines.capitals import CAPITALS, QUESTIONS, question
 from mgpu_magic import Completion, Failure, ResultSet, SpecError
 
 if TYPE_CHECKING:
-    from engines.conftest import Ask
+    from engines.asking import Ask
     from mgpu_magic import Session
 
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
@@ -28,10 +29,7 @@ def test_answers_are_right_and_in_order(ask: Ask) -> None:
     results = ask(QUESTIONS, temperature=0, max_tokens=16)
     for text, (country, capital) in zip(results.texts, CAPITALS.items(), strict=True):
         assert text == f"The capital of {country} is {capital}."
-    assert {result.device for result in results if isinstance(result, Completion)} == {
-        "cpu:0",
-        "cpu:1",
-    }
+    assert devices(results) == {"cpu:0", "cpu:1"}
 
 
 def test_the_next_cell_finds_the_model_loaded(ask: Ask) -> None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from process.living import workers
 
+from engines.asking import warm_pair
 from engines.capitals import QUESTIONS, question
 from mgpu_magic import Completion, EngineError
 
 if TYPE_CHECKING:
-    from engines.conftest import Ask
-    from mgpu_magic import ResultSet
+    from engines.asking import Ask
+    from mgpu_magic import ResultSet, Session
 
 STORY = "Once upon a time"
 
@@ -106,8 +107,9 @@ def test_the_seed_of_a_prompt_counts_on_every_device(ask: Ask) -> None:
     assert one.text == two.text
 
 
-def test_without_a_seed_devices_differ(ask: Ask) -> None:
-    """Replicas are no copies of each other's chance: the same prompt gets different answers."""
+def test_without_a_seed_devices_differ(apart: Session, model: str) -> None:
+    """From the first prompt on replicas sample each in its own way."""
+    ask = warm_pair(apart, model, max_model_len=64, kv_cache_memory_bytes=2**28)
     results = ask([STORY] * 2, temperature=1, max_tokens=16)
     one, two = (result for result in results if isinstance(result, Completion))
     assert {one.device, two.device} == {"cpu:0", "cpu:1"}

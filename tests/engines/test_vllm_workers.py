@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -17,12 +16,17 @@ from mgpu_magic import EngineError, JobInterrupted, ResultSet, SpecError
 from mgpu_magic.options import Options
 
 if TYPE_CHECKING:
-    from engines.conftest import Ask
+    from engines.asking import Ask
     from mgpu_magic import Session
 
 
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs, and does not only wait for its parent to take notice of its end."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def test_each_worker_keeps_to_its_own_cores(ask: Ask) -> None:
-    """All threads of a worker, those of torch too, run on the cores of its device alone."""
+    """It is one process, and all its threads, those of torch too, run on its device's cores."""
     ask(QUESTIONS, max_tokens=1)
     cores = [
         {frozenset(os.sched_getaffinity(thread.id)) for thread in psutil.Process(pid).threads()}
@@ -31,6 +35,7 @@ def test_each_worker_keeps_to_its_own_cores(ask: Ask) -> None:
     (one,), (two,) = cores
     assert one.isdisjoint(two)
     assert one | two == os.sched_getaffinity(0)
+    assert [psutil.Process(pid).children() for pid in workers()] == [[], []]
 
 
 def test_figures_of_a_job(ask: Ask) -> None:
@@ -101,6 +106,7 @@ def test_a_directory_that_does_not_exist_is_refused(apart: Session) -> None:
     assert apart.logs() == {}
 
 
+@pytest.mark.timeout(300)  # vLLM needs up to a minute for it, and more on a busy machine
 def test_an_engine_process_goes_with_its_worker(apart: Session, model: str) -> None:
     """With vLLM's engine in a process of its own it answers, and killing the worker ends both."""
     warm = workers()
@@ -114,8 +120,9 @@ def test_an_engine_process_goes_with_its_worker(apart: Session, model: str) -> N
     )
     assert isinstance(results, ResultSet)
     assert results.texts == ["The capital of Italy is Rome."]
-    (worker,) = workers() - warm
-    group = [process.pid for process in psutil.process_iter() if os.getpgid(process.pid) == worker]
-    assert len(group) > 1
-    os.kill(worker, signal.SIGKILL)
-    assert eventually(lambda: not any(map(psutil.pid_exists, group)))
+    (pid,) = workers() - warm
+    worker = psutil.Process(pid)
+    below = worker.children(recursive=True)
+    assert below
+    worker.kill()
+    assert eventually(lambda: not any(map(alive, [worker, *below])))

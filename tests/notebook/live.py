@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import signal
 import time
 import uuid
 from dataclasses import dataclass
@@ -205,22 +204,24 @@ class Family:
 
     def processes(self, argument: str = "") -> list[int]:
         """Ids of those that live; with `argument`, of those that were started with it."""
-        found = psutil.process_iter(["environ", "cmdline"])
-        return sorted(
-            process.pid
-            for process in found
-            if (process.info["environ"] or {}).get(MARK) == self._mark
-            and (not argument or argument in process.info["cmdline"])
-        )
+        living = self._living()
+        return sorted(p.pid for p in living if not argument or argument in p.info["cmdline"])
 
     def end(self) -> None:
         """Fail if one lives for another 5 s, and end it."""
         deadline = time.monotonic() + GONE_SECONDS
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while (left := self._living()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        assert not left
+        for process in left:
+            process.kill()
+        assert not left, [process.info for process in left]
+
+    def _living(self) -> list[psutil.Process]:
+        return [
+            process
+            for process in psutil.process_iter(["environ", "cmdline", "status"])
+            if (process.info["environ"] or {}).pop(MARK, "") == self._mark
+        ]
 
 
 def text_of(html: str) -> str:

@@ -97,8 +97,10 @@ def test_a_second_interrupt_is_safe(notebook: Notebook) -> None:
     press_stop(notebook)
     press_stop(notebook)
     cell.end()
-    assert len(cell.errors) == 1
-    assert cell.errors[0].splitlines()[-1].startswith("KeyboardInterrupt")
+    assert cell.reply()["status"] == "error"
+    # IPython itself has only a line on stderr for an interrupt of its drawing of the first one
+    [shown] = cell.errors or [cell.stderr]
+    assert "KeyboardInterrupt" in shown.strip().splitlines()[-1]
     following = notebook.run("%%multigpu -o answers\nmodel = 'm'\nprompts = ['x']")
     assert not following.errors
     assert notebook.value("answers.texts") == ["x"]
@@ -122,7 +124,7 @@ def test_an_interrupt_of_the_body_is_an_ordinary_one(notebook: Notebook) -> None
     cell = notebook.begin("""
         %%multigpu m
         import time
-        print("working", flush=True)
+        print("working")  # not flushed: an interrupt of that would not point here
         time.sleep(60)
     """)
     cell.until(lambda cell: "working" in cell.stdout)

@@ -36,7 +36,6 @@ def test_the_panel_moves_and_never_floods(shared: Notebook) -> None:
     assert len(times) <= 5 * seconds + 1
     assert max(after - before for before, after in itertools.pairwise(times)) < 2
     assert cell.panel.startswith("● Done 1,000 of 1,000 prompts (100 %)")
-    assert cell.panel.count("idle") == 2
 
 
 def test_the_panel_needs_no_javascript_of_its_own(shared: Notebook) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mgpu_magic import Ensemble, ResultSet
 from mgpu_magic.options import Options
+from process.living import eventually
 
 if TYPE_CHECKING:
     from mgpu_magic import JobSpec, Run, Session
@@ -40,3 +41,10 @@ def result(run: Run) -> ResultSet:
 def phases(run: Run) -> list[str]:
     """What its workers are doing, by device."""
     return [card.worker.phase for card in run.snapshot.devices if card.worker]
+
+
+def warm_up(session: Session, **engine_args: float) -> None:
+    """Have both devices ready, however slow the machine is."""
+    run = session.submit(job(["warm"] * 1000, engine_args=engine_args))
+    assert eventually(lambda: phases(run) == ["running", "running"], 30)
+    run.stop()

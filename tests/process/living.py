@@ -42,12 +42,11 @@ def marked(mark: str) -> list[str]:
 
 def eventually(condition: Callable[[], object], seconds: float = 5.0) -> bool:
     """Whether it comes true in that time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
+    for _ in range(round(seconds / 0.02)):
+        if condition():
+            return True
         time.sleep(0.02)
-    return True
+    return False
 
 
 def start_script(folder: Path, body: str, **environ: str) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mgpu_magic import Completion
-from process.jobs import echo, ensemble
+from process.jobs import echo, ensemble, warm_up
 from process.living import run_script, workers
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def answered_by(outcomes: Iterable[Outcome]) -> Counter[str]:
 @pytest.mark.parametrize("prompts", [[f"prompt {i}" for i in range(7)], ["same"] * 7])
 def test_two_devices_answer_in_order(session: Session, prompts: list[str]) -> None:
     """Both devices answer some of the prompts, and you cannot tell from the order which."""
-    results = echo(session, prompts, engine_args={"delay": 0.05, "load_delay": 0.01})
+    warm_up(session, delay=0.05)
+    results = echo(session, prompts, engine_args={"delay": 0.05})
     assert results.texts == prompts
     assert [outcome.index for outcome in results] == list(range(7))
     assert set(answered_by(results)) == {"cpu:0", "cpu:1"}
@@ -41,11 +42,18 @@ def test_four_devices_answer_in_order(
     """The same holds for four devices and few prompts."""
     script = f"""
 import json, mgpu_magic
-prompts = ["p" if {same} else f"p {{i}}" for i in range(7)]
+args = {{"delay": 0.03}}
+
+def ask(prompts):
+    results = session.generate("m", prompts, engine="echo", engine_args=args)
+    return results.texts, sorted({{answer.device for answer in results}})
+
 with mgpu_magic.Session() as session:
-    session.generate("m", ["warm"] * 40, engine="echo", engine_args={{"delay": 0.05}})
-    results = session.generate("m", prompts, engine="echo", engine_args={{"delay": 0.05}})
-print(json.dumps([results.texts == prompts, sorted({{answer.device for answer in results}})]))
+    while len(ask(["warm"] * 40)[1]) < 4:
+        pass
+    prompts = ["p" if {same} else f"p {{i}}" for i in range(7)]
+    texts, devices = ask(prompts)
+print(json.dumps([texts == prompts, devices]))
 """
     assert run_script(tmp_path, script, **gpus(4)) == [True, [f"cuda:{i}" for i in range(4)]]
 
@@ -53,7 +61,7 @@ print(json.dumps([results.texts == prompts, sorted({{answer.device for answer in
 def test_a_device_that_is_busy_for_long_gets_less(session: Session) -> None:
     """One long prompt keeps one device; the other does the rest meanwhile."""
     args = {"delay_per_character": 0.01, "capacity": 2}
-    echo(session, ["warm"] * 20, engine_args=args)
+    warm_up(session, **args)
     prompts = ["x" * 80, *"abcdefghijklmnopqrst"]
     results = echo(session, prompts, engine_args=args)
     assert results.texts == prompts

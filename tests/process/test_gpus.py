@@ -18,38 +18,34 @@ GIB = 1024**3
 
 VARIABLES = """
 import json, mgpu_magic
+args, seen = {"expand": True, "delay": 0.01}, set()
 with mgpu_magic.Session() as session:
-    results = session.generate(
-        "m", ["$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"] * 40,
-        engine="echo", engine_args={"expand": True, "delay": 0.02}, **options,
-    )
-print(json.dumps(sorted({(answer.device, answer.text) for answer in results})))
+    while len(seen) < count:
+        prompts = ["$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"] * 40
+        results = session.generate("m", prompts, engine="echo", engine_args=args, **options)
+        seen |= {(answer.device, answer.text) for answer in results}
+    cards = [(card.label, card.name, card.reading.used_bytes, card.reading.total_bytes)
+             for card in session.status().devices]
+print(json.dumps({"seen": sorted(seen), "cards": cards}))
 """
 
 
 def variables(
-    folder: Path, environ: dict[str, str], options: dict[str, Any] | None = None
-) -> list[Any]:
-    """Device, `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` of each worker of a job."""
-    seen = run_script(folder, f"options = {options or {}}\n" + VARIABLES, **environ)
+    folder: Path, environ: dict[str, str], count: int = 2, **options: Any
+) -> list[tuple[str, ...]]:
+    """Device, `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` of the `count` workers of a job."""
+    script = f"count, options = {count}, {options}\n" + VARIABLES
+    seen = run_script(folder, script, **environ)["seen"]
     return [(device, *text.split()) for device, text in seen]
 
 
 def test_each_gpu_has_a_worker_and_shows_its_memory(tmp_path: Path, gpus: Machine) -> None:
     """Two T4s: two workers, each sees its own card, and the panel shows the memory of both."""
-    script = """
-import json, mgpu_magic
-with mgpu_magic.Session() as session:
-    args = {"expand": True, "delay": 0.02}
-    results = session.generate("m", ["$CUDA_VISIBLE_DEVICES"] * 40, engine="echo", engine_args=args)
-    answers = sorted({(answer.device, answer.text) for answer in results})
-    cards = [(card.label, card.name, card.reading.used_bytes, card.reading.total_bytes)
-             for card in session.status().devices]
-print(json.dumps([answers, cards]))
-"""
-    answers, cards = run_script(tmp_path, script, **gpus(2))
-    assert answers == [["cuda:0", "0"], ["cuda:1", "1"]]
-    assert cards == [["cuda:0", "Tesla T4", 0, 15 * GIB], ["cuda:1", "Tesla T4", 0, 15 * GIB]]
+    shown = run_script(tmp_path, "count, options = 2, {}\n" + VARIABLES, **gpus(2))
+    assert shown == {
+        "seen": [["cuda:0", "0 PCI_BUS_ID"], ["cuda:1", "1 PCI_BUS_ID"]],
+        "cards": [["cuda:0", "Tesla T4", 0, 15 * GIB], ["cuda:1", "Tesla T4", 0, 15 * GIB]],
+    }
 
 
 @pytest.mark.parametrize(
@@ -74,12 +70,12 @@ def test_the_mask_of_the_kernel_is_narrowed(
 def test_an_order_that_the_user_set_stays(tmp_path: Path, gpus: Machine) -> None:
     """`CUDA_DEVICE_ORDER` is set only where you did not."""
     environ = {**gpus(1), "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    assert variables(tmp_path, environ) == [("cuda:0", "0", "FASTEST_FIRST")]
+    assert variables(tmp_path, environ, 1) == [("cuda:0", "0", "FASTEST_FIRST")]
 
 
 def test_a_tensor_parallel_worker_sees_all_its_gpus(tmp_path: Path, gpus: Machine) -> None:
     """Four GPUs in pairs are two workers."""
-    assert variables(tmp_path, gpus(4), {"tensor_parallel_size": 2}) == [
+    assert variables(tmp_path, gpus(4), tensor_parallel_size=2) == [
         ("cuda:0+1", "0,1", "PCI_BUS_ID"),
         ("cuda:2+3", "2,3", "PCI_BUS_ID"),
     ]
@@ -88,7 +84,7 @@ def test_a_tensor_parallel_worker_sees_all_its_gpus(tmp_path: Path, gpus: Machin
 def test_chosen_devices_are_the_only_ones(tmp_path: Path, gpus: Machine) -> None:
     """`devices="1"` of a masked kernel is its second GPU."""
     environ = {**gpus(4), "CUDA_VISIBLE_DEVICES": "2,3"}
-    assert variables(tmp_path, environ, {"devices": "1"}) == [("cuda:1", "3", "PCI_BUS_ID")]
+    assert variables(tmp_path, environ, 1, devices="1") == [("cuda:1", "3", "PCI_BUS_ID")]
 
 
 def test_user_objects_arrive_after_the_mask(tmp_path: Path, gpus: Machine) -> None:
@@ -102,10 +98,12 @@ def test_user_objects_arrive_after_the_mask(tmp_path: Path, gpus: Machine) -> No
     )
     script = """
 import json, os, mgpu_magic, witness
+from pathlib import Path
 prompt = {"prompt": "x", "multi_modal_data": {"image": witness.Picture()}}
-args = {"delay": 0.02}
 with mgpu_magic.Session() as session:
-    results = session.generate("m", [prompt] * 40, engine="echo", engine_args=args)
+    while len(list(Path().glob("seen-*"))) < 3:  # the kernel's and two workers'
+        args = {"delay": 0.01}
+        results = session.generate("m", [prompt] * 40, engine="echo", engine_args=args)
 print(json.dumps([results.texts, os.getpid()]))
 """
     texts, pid = run_script(tmp_path, script, **gpus(2))

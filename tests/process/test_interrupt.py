@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from mgpu_magic import Session
 
 SCRIPT = """
-import json, time
+import json, signal, time
 from pathlib import Path
 from mgpu_magic import Session
 from mgpu_magic.launchers.process import ProcessLauncher
 from mgpu_magic.messages import Abort
 from process.living import workers
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run with a `&`
 
 class SlowToAbort(ProcessLauncher):
     def start(self, *args):
@@ -131,7 +133,7 @@ def test_a_second_interrupt_ends_the_workers(tmp_path: Path) -> None:
 
 def test_stopping_between_two_loads(session: Session) -> None:
     """A load that a stopped job had granted for later does not disturb the next job."""
-    options: dict[str, Any] = {"stagger": 0.4, "engine_args": {"load_delay": 0.1, "delay": 0.02}}
+    options: dict[str, Any] = {"stagger": 0.4, "engine_args": {"load_delay": 0.1, "delay": 0.05}}
     run = session.submit(job(["x"] * 60, **options))
     assert eventually(lambda: run.snapshot.job.done >= 1)
     run.stop()

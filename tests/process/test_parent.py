@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,3 +71,18 @@ def test_a_fork_of_the_kernel_keeps_no_worker(tmp_path: Path, mark: str) -> None
     finally:
         os.kill(forked, signal.SIGKILL)
         script.communicate()
+
+
+def test_a_worker_that_is_born_when_the_kernel_is_dead() -> None:
+    """It goes at once, even where a fork of the kernel holds the lines to it open."""
+    ours, theirs = socket.socketpair()
+    lifeline, held_open = os.pipe()
+    with ours, theirs:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "mgpu_magic.worker", f"{theirs.fileno()}", f"{lifeline}", "1"],
+            pass_fds=(theirs.fileno(), lifeline),
+            start_new_session=True,
+        )
+        assert worker.wait(10) == -signal.SIGKILL
+    os.close(lifeline)
+    os.close(held_open)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mgpu_magic import EngineError
-from process.jobs import echo
-from process.living import eventually, run_script, workers
+from process.jobs import echo, warm_up
+from process.living import run_script, workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,10 +85,10 @@ def affinities(pid: int) -> Iterator[tuple[str, str]]:
 
 def test_each_worker_keeps_to_its_cores(session: Session) -> None:
     """On CPU devices every thread of a worker runs on the worker's own core."""
-    args = {"expand": True, "delay": 0.02}
-    results = echo(session, ["$OMP_NUM_THREADS"] * 20, engine_args=args)
+    warm_up(session, expand=True, delay=0.02)
+    results = echo(session, ["$OMP_NUM_THREADS"] * 20, engine_args={"expand": True, "delay": 0.02})
     assert set(results.texts) == {"1"}
-    assert eventually(lambda: len(workers()) == 2)
+    assert len(workers()) == 2
     cores = []
     for pid in workers():
         threads = list(affinities(pid))

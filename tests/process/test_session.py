@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes import FakeHandle, FakeLauncher, completion, obedient
 
-from mgpu_magic import JobInterrupted, Session, SpecError, WorkerStartError, session
+from mgpu_magic import JobInterrupted, Session, SpecError, WorkerError, WorkerStartError, session
 from mgpu_magic.messages import Abort, Drain, Load, Outcomes, Start, Submit
 from process.jobs import echo, job, result
 
@@ -111,6 +111,7 @@ def test_an_interrupt_before_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(session, "STOP_SECONDS", 0.1)
     main = threading.get_ident()
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Session("cpu", launcher=Slow()) as busy:
         first = threading.Thread(target=echo, args=(busy, ["a"]))
         first.start()
@@ -122,6 +123,22 @@ def test_an_interrupt_before_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> No
         assert not isinstance(stopped.value, JobInterrupted)
         interrupt.join()
         first.join()
+    signal.signal(signal.SIGINT, usual)
+
+
+def test_a_worker_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`free()` does not wait for ever for a process that hangs in the driver."""
+
+    def immortal(command: Command) -> Iterable[Event]:
+        return () if isinstance(command, Drain) else obedient(command)
+
+    with Session("cpu", launcher=FakeLauncher(immortal)) as stuck:
+        echo(stuck, ["a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "GONE_SECONDS", 0.1)
+            with pytest.raises(WorkerError, match=r"workers \[0\] do not end"):
+                stuck.free()
+        stuck.restart()
 
 
 def test_a_selection_that_makes_no_sense_starts_nothing() -> None:

@@ -19,13 +19,12 @@ PROMPTS = ["a", "b", "c", "d"]
 
 def test_the_next_job_uses_the_same_workers(session: Session) -> None:
     """A second job with the same model starts no process and loads nothing."""
-    echo(session, PROMPTS, engine_args={"load_delay": 0.3})
-    assert eventually(lambda: len(workers()) == 2)
+    echo(session, PROMPTS, engine_args={"load_delay": 1})
     first = workers()
-    results = echo(session, PROMPTS, engine_args={"load_delay": 0.3})
+    results = echo(session, PROMPTS, engine_args={"load_delay": 1})
     assert workers() == first
     assert results.stats.seconds is not None
-    assert results.stats.seconds < 0.25
+    assert results.stats.seconds < 0.5
 
 
 def test_a_model_waits_until_the_one_before_is_gone(session: Session) -> None:
@@ -143,10 +142,17 @@ def test_a_closed_session_says_so() -> None:
         echo(session, PROMPTS)
 
 
-def resources() -> tuple[int, int, int, int]:
+def resources() -> tuple[int, ...]:
     """Open files, threads and shared memory of this process, and its workers."""
     shared = len(list(Path("/dev/shm").iterdir()))
     return psutil.Process().num_fds(), threading.active_count(), shared, len(workers())
+
+
+def no_more_than(before: tuple[int, ...]) -> bool:
+    """Whether none of them has grown, once what is ending has ended."""
+    return eventually(
+        lambda: all(now <= then for now, then in zip(resources(), before, strict=True))
+    )
 
 
 def test_running_again_and_again_costs_nothing() -> None:
@@ -158,9 +164,9 @@ def test_running_again_and_again_costs_nothing() -> None:
         for number in range(10):
             echo(session, PROMPTS, f"model-{number}")
         session.free()
-        assert eventually(lambda: resources() == before), (before, resources())
+        assert no_more_than(before), (before, resources())
     before = resources()
     for _ in range(10):
         with Session("cpu:2") as session:
             echo(session, PROMPTS)
-    assert eventually(lambda: resources() == before), (before, resources())
+    assert no_more_than(before), (before, resources())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mgpu_magic.engines.vllm import GIB, arguments, variables
+from mgpu_magic.engines.vllm import GIB, VllmEngine, arguments, variables
+from mgpu_magic.messages import Stats
 from mgpu_magic.spec import Device, WorkerSpec
 
 T4 = Device(kind="cuda", index=0, name="Tesla T4", mask="0")
@@ -119,3 +121,10 @@ def test_the_users_arguments_win() -> None:
 def test_our_own_switch_does_not_reach_vllm() -> None:
     """`engine_process` is ours; vLLM would refuse it as unknown."""
     assert "engine_process" not in arguments(spec(T4, engine_process=False))
+
+
+def test_a_model_without_metrics_has_no_figures() -> None:
+    """With the user's `disable_log_stats` there are zeros to tell, not an error."""
+    engine = VllmEngine(spec(T4, disable_log_stats=True))
+    engine._llm = SimpleNamespace(llm_engine=SimpleNamespace(log_stats=False))
+    assert engine.stats() == Stats(running=0, waiting=0, prompt_tokens=0, output_tokens=0)

@@ -150,9 +150,9 @@ def test_a_worker_from_hello_to_goodbye() -> None:
 
 def test_the_time_to_load_is_measured() -> None:
     """It begins with the word to load, not with the process."""
-    channel = served(Drain(), import_delay=0.05, load_delay=0.02)
+    channel = served(Drain(), import_delay=0.5, load_delay=0.02)
     (ready,) = (event for event in channel.events if isinstance(event, Ready))
-    assert 0.02 <= ready.load_seconds < 0.05
+    assert 0.02 <= ready.load_seconds < 0.5
 
 
 def test_a_worker_may_leave_before_it_loads() -> None:
@@ -203,9 +203,9 @@ def test_a_refused_request_fails_alone() -> None:
 def test_a_sign_of_life_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes from a thread of its own, so also in the middle of a long step."""
     monkeypatch.setattr(worker, "STATS_SECONDS", 0.02)
-    channel = served(submit(1, "a", "b", "c"), Drain(), delay=0.1)
+    channel = served(submit(1, "a", "b", "c"), Drain(), delay=0.2)
     stats = [event for event in channel.events if isinstance(event, Stats)]
-    assert stats[0] == Stats(running=1, waiting=2, prompt_tokens=0, output_tokens=0)
+    assert Stats(running=1, waiting=2, prompt_tokens=0, output_tokens=0) in stats
     assert len(stats) >= 5
     assert channel.events[-1] == Stopped()
 
