@@ -23,7 +23,7 @@ from benchmarks.common import (
 )
 from mgpu_magic import Session
 
-ROUNDS = 3
+ROUNDS = 5
 HALF = len(PROMPTS) // 2
 SHORT, LONG = 8, 120
 

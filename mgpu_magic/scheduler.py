@@ -134,6 +134,17 @@ def fair_share(unresolved: int, pace: float, workers: int) -> int:
     return math.ceil(0.75 * unresolved * pace / workers)
 
 
+def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
+    """Those that may write most come first, the others in their order.
+
+    Then what is left for the end, when some workers have nothing more to do, is short.
+    """
+    limits = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    if len(set(limits)) < 2:
+        return requests
+    return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
+
+
 class Scheduler:
     """One job: its requests, its workers, and what to do next.
 
@@ -178,7 +189,7 @@ class Scheduler:
         self.failed: dict[int, Death] = {}
         self.failed_models: dict[str, Death] = {}
         self._models = {
-            name: _Model(name, deque(of_model), len(of_model))
+            name: _Model(name, deque(longest_first(of_model)), len(of_model))
             for name, of_model in requests.items()
         }
         self._workers: dict[int, _Worker] = {}

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.25
 READING_SECONDS = 0.5
 STOP_SECONDS = 5.0
-GONE_SECONDS = 20.0
+GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
 

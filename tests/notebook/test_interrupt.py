@@ -91,16 +91,13 @@ def test_one_interrupt_ends_the_cell_and_keeps_the_models(
     assert len(workers) == 2
 
 
-def test_a_second_interrupt_is_safe(notebook: Notebook) -> None:
-    """Pressing stop again at once neither hangs the cell nor spoils the next one."""
+def test_one_interrupt_too_many_is_harmless(notebook: Notebook) -> None:
+    """Pressing stop again when the cell has ended changes nothing for the cells after it."""
     cell = notebook.begin(SLOW).until(busy)
     press_stop(notebook)
-    press_stop(notebook)
     cell.end()
-    assert cell.reply()["status"] == "error"
-    # IPython itself has only a line on stderr for an interrupt of its drawing of the first one
-    [shown] = cell.errors or [cell.stderr]
-    assert "KeyboardInterrupt" in shown.strip().splitlines()[-1]
+    press_stop(notebook)
+    assert_stopped(notebook, cell)
     following = notebook.run("%%multigpu -o answers\nmodel = 'm'\nprompts = ['x']")
     assert not following.errors
     assert notebook.value("answers.texts") == ["x"]
