@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 QUICKSTART_ANSWERS := Paris,Berlin,Tokyo,Rome,Madrid,Cairo,Nairobi,Lima
 
-.PHONY: help install demo test lint system-packages model
+.PHONY: help install demo test lint bench system-packages model
 
 help:
 	@echo "make demo      run demo_notebooks/01_quickstart.ipynb on two CPU devices"
 	@echo "make test      all tests, real models and a real browser included"
 	@echo "make lint      ruff and mypy"
+	@echo "make bench     ratios of speed, side by side with vLLM alone and with the usual script"
 	@echo "make install   .venv with all that a CPU machine needs (the others do it too)"
 
 install: .venv/.installed
@@ -52,6 +53,9 @@ test: install system-packages model
 	$(BIN)/coverage run -m pytest tests/unit tests/simulate tests/test_layers.py
 	$(BIN)/coverage report
 	$(BIN)/pytest tests/process tests/engines tests/notebook
+
+bench: model
+	$(BIN)/python -m benchmarks.run
 
 lint: install
 	$(BIN)/ruff check

@@ -31,17 +31,11 @@ class MultiGPUError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback: our frames explain nothing to the user."""
-        return str(self).splitlines() or [type(self).__name__]
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__}: {super().__str__()}"
+        return f"{type(self).__name__}: {self}".splitlines()
 
 
 class SpecError(MultiGPUError, ValueError):
     """A bad option, cell or prompt. Raised before anything is started."""
-
-    def __str__(self) -> str:
-        return ValueError.__str__(self)
 
 
 class PlacementError(MultiGPUError):

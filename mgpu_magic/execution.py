@@ -37,6 +37,7 @@ from mgpu_magic.lifecycle import (
 from mgpu_magic.messages import (
     Abort,
     Event,
+    Exited,
     Failure,
     Load,
     Loading,
@@ -160,6 +161,9 @@ class Execution:
             log.warning("%s; it is ended", error)
             self._fleet.kill(worker)
             return
+        if isinstance(event, Exited) and StartWorker(worker) in actions:
+            label = self._seats[worker].placed.spec.label
+            self._progress.note(f"{label} was lost ({event.reason}) and started again.")
         self._perform(actions, worker if isinstance(event, Outcomes) else None)
 
     def stop(self) -> None:

@@ -72,7 +72,6 @@ def place(
                 model=model.model,
                 engine_args=dict(model.engine_args),
                 devices=group,
-                replica=replica,
                 host_share=len(group) / len(used),
             ),
             waves[model.name, replica],

@@ -35,6 +35,7 @@ from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
 from mgpu_magic.loop import Loop
+from mgpu_magic.messages import Exited, Stopped
 from mgpu_magic.options import Options
 from mgpu_magic.placement import place
 from mgpu_magic.progress import Progress
@@ -139,6 +140,9 @@ class Session:
             self._interrupt(run)
             if not run.done:  # it never began
                 raise
+        finally:
+            if not run.done:  # one more interrupt, wherever it hit: nothing may go on unseen
+                self._loop.post(partial(self._give_up, run))
         if observer is not None:
             observer.finish(run.snapshot)
         return run.result()
@@ -302,7 +306,11 @@ class Session:
         return self._loop.call(lambda: self._progress.snapshot())
 
     def _stop(self, run: Run) -> None:
-        self._loop.call(lambda: self._halt() if self._current and self._current[1] is run else None)
+        self._loop.call(partial(self._give_up, run))
+
+    def _give_up(self, run: Run) -> None:
+        if self._current is not None and self._current[1] is run:
+            self._halt()
 
     def _interrupt(self, run: Run) -> None:
         """End the run after a KeyboardInterrupt; a second one ends its workers too."""
@@ -399,6 +407,9 @@ class Session:
         self._loop.post(partial(self._on_event, worker, event))
 
     def _on_event(self, worker: int, event: Event) -> None:
+        living = self._fleet.get(worker)
+        if living is not None and living.leaving and isinstance(event, Exited):
+            self._progress.apply(worker, Stopped())  # we ended it: no loss, however it went
         self._progress.apply(worker, event)
         self._fleet.apply(worker, event)
         if self._current is not None:

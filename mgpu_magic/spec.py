@@ -274,7 +274,6 @@ class WorkerSpec:
         model: Hub id or local directory.
         engine_args: Arguments of the engine by its own names.
         devices: Its device, or the devices of one tensor-parallel group.
-        replica: Number of this copy among the copies of the model; gives it its own seed.
         host_share: Part of the host's memory that it may plan with, `0 < host_share <= 1`.
     """
 
@@ -282,7 +281,6 @@ class WorkerSpec:
     model: str
     engine_args: dict[str, Any]
     devices: tuple[Device, ...]
-    replica: int = 0
     host_share: float = field(default=1.0, compare=False)  # a matter of loading alone
 
     def __post_init__(self) -> None:

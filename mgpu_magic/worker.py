@@ -193,9 +193,7 @@ def remote_error(error: BaseException, *, with_traceback: bool = True) -> Remote
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next  # our own frames explain nothing
     lines = traceback.format_exception(type(error), error, trace) if with_traceback else ()
-    kind = type(error).__name__
-    message = str(error).removeprefix(f"{kind}: ")  # some say it themselves, ours among them
-    return RemoteError(kind, message or repr(error), "".join(lines))
+    return RemoteError(type(error).__name__, str(error) or repr(error), "".join(lines))
 
 
 @contextlib.contextmanager

@@ -205,7 +205,7 @@ def arguments(spec: WorkerSpec) -> dict[str, Any]:
     """Arguments of `vllm.LLM`: our defaults under the user's."""
     defaults: dict[str, Any] = {
         "tensor_parallel_size": len(spec.devices),
-        "seed": spec.replica,  # with equal seeds, replicas would give identical samples
+        "seed": spec.devices[0].index,  # with equal seeds, replicas would give identical samples
         "disable_log_stats": False,  # the panel's figures
     }
     if spec.devices[0].kind == "cpu":

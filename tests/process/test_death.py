@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ class LastWord:
 
 
 def test_prompts_of_a_killed_worker_are_answered_all_the_same(session: Session) -> None:
-    """`kill -9` on a worker costs a restart, which the figures show, and no answer."""
+    """`kill -9` on a worker costs a restart, which the job says with its cause, and no answer."""
     warm_up(session, delay=0.05)
     run = session.submit(job(PROMPTS, engine_args={"delay": 0.05}))
     assert eventually(lambda: run.snapshot.job.done >= 2)
@@ -37,6 +38,8 @@ def test_prompts_of_a_killed_worker_are_answered_all_the_same(session: Session) 
     assert results.texts == PROMPTS
     assert run.snapshot.job.restarts == 1
     assert sum(worker.restarts for worker in results.stats.workers) == 1
+    (note,) = run.snapshot.job.notes
+    assert re.fullmatch(r"cpu:[01] was lost \(killed by SIGKILL .*\) and started again\.", note)
 
 
 def test_all_workers_killed_at_once(session: Session) -> None:
@@ -102,7 +105,7 @@ def test_a_worker_killed_while_it_loads(session: Session, number: int, how: str)
     os.kill(pid, number)
     with pytest.raises(WorkerStartError) as failed:
         run.result(5)
-    assert str(failed.value) == f"WorkerStartError: m could not be loaded on cpu:0: {how}"
+    assert str(failed.value) == f"m could not be loaded on cpu:0: {how}"
     assert [failure.error.kind for failure in failed.value.results] == ["WorkerStartError"] * 2
 
 
@@ -129,7 +132,7 @@ def test_the_real_cause_of_a_failed_load_is_shown_at_once(session: Session) -> N
         echo(session, PROMPTS, engine_args={"fail_to_load": "no such file: weights.bin"})
     assert time.monotonic() - began < 2
     message = str(failed.value)
-    assert message.startswith("EngineError: m could not be loaded on cpu:")
+    assert message.startswith("m could not be loaded on cpu:")
     assert message.splitlines()[0].endswith("RuntimeError: no such file: weights.bin")
     assert failed.value.kind == "RuntimeError"
     assert "RuntimeError: no such file: weights.bin" in failed.value.traceback

@@ -170,3 +170,22 @@ def test_running_again_and_again_costs_nothing() -> None:
         with Session("cpu:2") as session:
             echo(session, PROMPTS)
     assert no_more_than(before), (before, resources())
+
+
+def test_a_worker_that_was_ended_on_purpose_is_no_loss(session: Session) -> None:
+    """After `free()` and `restart()` a device shows "stopped", not "lost" or "failed"."""
+    for end in (session.free, session.restart):
+        echo(session, ["a"])
+        end()
+        assert {device.worker.phase for device in session.status().devices if device.worker} == {
+            "stopped"
+        }
+
+
+def test_an_ensemble_of_the_same_model_reuses_its_workers(session: Session) -> None:
+    """A model that is loaded on a device is used there under whatever name it goes."""
+    echo(session, [f"p {i}" for i in range(8)])
+    first = workers()
+    results = ensemble(session, {"a": "m", "b": "m"}, ["x"])
+    assert {name: one.texts for name, one in results.items()} == {"a": ["x"], "b": ["x"]}
+    assert workers() == first

@@ -36,7 +36,7 @@ from mgpu_magic.messages import (
     Stats,
     Stopped,
 )
-from mgpu_magic.scheduler import Scheduler, fair_share
+from mgpu_magic.scheduler import Scheduler, fair_share, longest_first
 from mgpu_magic.spec import Sampling
 
 if TYPE_CHECKING:
@@ -227,6 +227,17 @@ def test_the_second_worker_gets_as_full_a_batch_as_the_first() -> None:
     assert len(submitted(load(job, 0, 320))[0]) == 188
     assert len(submitted(load(job, 1, 320))[1]) == 188
     assert job.pending("m") == 124
+
+
+def test_what_may_be_long_goes_out_first() -> None:
+    """Requests with a higher `max_tokens` come first; those alike, or without, in their order."""
+    limits = [8, 120, None, 8, 120]
+    requests = [
+        Request(index, "x", Sampling({} if limit is None else {"max_tokens": limit}))
+        for index, limit in enumerate(limits)
+    ]
+    assert [request.index for request in longest_first(requests)] == [2, 1, 4, 0, 3]
+    assert longest_first(requests[:1] * 3) == requests[:1] * 3
 
 
 def test_a_faster_worker_holds_more() -> None:

@@ -19,7 +19,7 @@ CORES = Device(kind="cpu", index=1, name="CPU (2 cores)", cores=(2, 3))
 
 def spec(*devices: Device, **changes: Any) -> WorkerSpec:
     """A vLLM worker on these devices; keywords that are no fields are engine arguments."""
-    own = {name: changes.pop(name) for name in ("replica", "host_share") if name in changes}
+    own = {name: changes.pop(name) for name in ("host_share",) if name in changes}
     return WorkerSpec(engine="vllm", model="m", engine_args=changes, devices=devices, **own)
 
 
@@ -100,7 +100,7 @@ def test_arguments_on_a_cpu() -> None:
     """No compiling, and no word of GPU memory."""
     assert arguments(spec(CORES)) == {
         "tensor_parallel_size": 1,
-        "seed": 0,
+        "seed": 1,
         "disable_log_stats": False,
         "enforce_eager": True,
     }
@@ -108,7 +108,7 @@ def test_arguments_on_a_cpu() -> None:
 
 def test_replicas_have_seeds_of_their_own() -> None:
     """With equal seeds they would sample the same."""
-    assert [arguments(spec(T4, replica=replica))["seed"] for replica in (0, 1, 2)] == [0, 1, 2]
+    assert [arguments(spec(device))["seed"] for device in (T4, SECOND_T4, CORES)] == [0, 1, 1]
 
 
 def test_the_users_arguments_win() -> None:
