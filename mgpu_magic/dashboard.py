@@ -355,10 +355,8 @@ class SafeView:
             self._view = TextView(opening=f"no panel ({reason}); progress is printed instead")
 
 
-def open_view(*, panel: bool = True) -> Observer:
-    """The view for where we are: a panel in a notebook, text elsewhere, nothing if unwanted."""
-    if not panel:
-        return Silent()
+def open_view() -> Observer:
+    """The view for where we are: a panel in a notebook, text elsewhere."""
     return SafeView(Panel if _in_notebook() else TextView)
 
 

@@ -275,8 +275,7 @@ class Execution:
         if self._stopped:
             return JobInterrupted(
                 f"stopped with {prompts - len(failures)} of {prompts} prompts answered; they are "
-                "in `%multigpu last` (and in the `results` of this exception). The models stay "
-                "loaded: run the cell again, or `%multigpu free`.",
+                "in the `results` of this exception, and in a notebook in `%multigpu last`.",
                 results=results,
             )
         if not failures or len(failures) < prompts:
@@ -286,15 +285,19 @@ class Execution:
         return self._common_error(failures, results)
 
     def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
-        """Where all prompts failed alike the cause is not in the prompts: one error, not n."""
+        """Where different prompts all failed alike the cause is not in them: one error, not n."""
         errors = {(failure.error.kind, failure.error.message) for failure in failures}
-        if len(failures) < 2 or len(errors) > 1:
+        for death in self._scheduler.failed.values():
+            if {kind for kind, _ in errors} == {"WorkerLost"}:
+                text = f"all {len(failures)} prompts failed, no worker is left; {death.reason}"
+                return WorkerLost(text, log_tail=death.exited.log_tail, results=results)
+        if len(errors) > 1:
             return None
         ((kind, message),) = errors
         text = f"all {len(failures)} prompts failed alike: {kind}: {message}"
-        for death in self._scheduler.failed.values():
-            tail = death.exited.log_tail
-            return WorkerLost(text, kind=kind, log_tail=tail, results=results)
+        asked = [request.prompt for p in self._prepared.values() for request in p.requests]
+        if all(prompt == asked[0] for prompt in asked):
+            return None
         return EngineError(text, kind=kind, results=results)
 
 

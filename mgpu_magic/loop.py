@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -38,6 +39,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._closed = False
+        self._owner = os.getpid()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def post(self, act: Callable[[], object]) -> None:
@@ -48,10 +50,12 @@ class Loop:
         """Have `act` called; returns or raises what it does.
 
         Raises:
-            SpecError: The loop is closed.
+            SpecError: The loop is closed, or not of this process.
         """
         if self._closed:
             raise SpecError("this session is closed; make a new one")
+        if os.getpid() != self._owner:  # a fork has no such thread
+            raise SpecError("this session is of another process, our parent; make a new one")
         answer: Future[T] = Future()
 
         def answered() -> None:

@@ -17,7 +17,8 @@ import ast
 import io
 import os
 import tokenize
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -118,12 +119,13 @@ class MultiGPU(Magics):
         """
         __tracebackhide__ = True  # an error in the body points at the body
         given = vars(parse_argstring(self.cell, line))
-        if (name := given["out"]) is not None and not name.isidentifier():
+        name = given["out"]
+        if name is not None and (not name.isidentifier() or iskeyword(name)):
             raise UsageError(f"-o {name}: a variable cannot be named so")
         try:
             bound = self._run_body(cell)
             job = self._options(given, bound).job()
-            view = open_view(panel=self.panel and not given["no_panel"])
+            view = open_view() if self.panel and not given["no_panel"] else None
             results = self.session.run(job, view)
         except (SpecError, PlacementError) as error:
             raise UsageError(error.args[0]) from None
@@ -207,8 +209,13 @@ class MultiGPU(Magics):
                 values[name] = bound[name]
             elif expression is not None:
                 values[name] = self._look_up(expression, option)
-        has_model = any(values.get(name) is not None for name in ("model", "models"))
-        for name in ("prompts",) if has_model else ("model", "models", "prompts"):
+        models = values.get("models")
+        required = (
+            [] if values.get("model") is not None or models is not None else ["model", "models"]
+        )
+        if not (models and all(isinstance(m, Mapping) and "prompts" in m for m in models.values())):
+            required.append("prompts")
+        for name in required:
             if values.get(name) is None and name in self.shell.user_ns and name not in bound:
                 raise SpecError(
                     f"the cell does not set {name}; the notebook has one from an earlier cell: "
@@ -220,11 +227,11 @@ class MultiGPU(Magics):
             values[name] = given[name] or getattr(self, name)
         values["chat"] = given["chat"] or self.chat
         sampling = values.get("sampling")
+        rows = sampling if isinstance(sampling, list | tuple) else [sampling]
         for name in ("max_tokens", "temperature"):
-            value = given[name]
-            if value is None and not (isinstance(sampling, dict) and name in sampling):
-                value = getattr(self, name)
-            values[name] = value
+            set_by_cell = any(isinstance(row, Mapping) and name in row for row in rows)
+            default = None if set_by_cell else getattr(self, name)
+            values[name] = default if given[name] is None else given[name]
         return Options.of(**values)
 
     def _look_up(self, expression: str, option: str) -> Any:

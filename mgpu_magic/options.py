@@ -85,7 +85,10 @@ class Options:
                 raise SpecError(
                     f"models is of type {type(self.models).__name__}; pass a dict {{name: model}}"
                 )
-            named = {str(name): model for name, model in self.models.items()}
+            for name in self.models:
+                if not isinstance(name, str):
+                    raise SpecError(f"models has the name {name!r}; names are text")
+            named = dict(self.models)
         elif self.model is not None:
             named = {_short_name(self.model): self.model}
         else:
@@ -98,7 +101,7 @@ class Options:
             prompts=self.prompts,
             sampling=self._sampling(),
             chat=self.chat,
-            devices=_device_text(self.devices),
+            devices=device_text(self.devices),
             stagger=_stagger(self.stagger),
             ensemble=self.models is not None,
         )
@@ -148,7 +151,13 @@ class Options:
             )
         if isinstance(self.sampling, str) or not isinstance(self.sampling, Iterable):
             return self.sampling  # refused with the prompts
-        return [{**given, **row} if isinstance(row, Mapping) else row for row in self.sampling]
+        rows = list(self.sampling)
+        for index, row in enumerate(rows):
+            if isinstance(row, Mapping):
+                rows[index] = merged = dict(row)
+                for key, value in given.items():
+                    _fill(merged, key, value, f"sampling[{index}]")
+        return rows
 
     def _merged(self, own: Any, where: str) -> Any:
         """A model's own sampling over the job's; lists (one dict per prompt) are not merged."""
@@ -190,7 +199,8 @@ def _short_name(model: Any) -> str:
     return text.rstrip("/").rpartition("/")[2] if text[:1] in "/.~" else text
 
 
-def _device_text(devices: Any) -> str | None:
+def device_text(devices: Any) -> str | None:
+    """A choice of devices as text, however it was written."""
     match devices:
         case None | str():
             return devices

@@ -158,7 +158,8 @@ class Scheduler:
         parallel_loads: How many workers may load at the same time.
         first_alone: Whether the first load of a model goes alone (it fills caches for the
             others) where `stagger` does not say otherwise.
-        restart_budget: How often in a row a worker is restarted before it finishes a request.
+        restart_budget: How often in a row a worker is restarted before it finishes a request;
+            None: enough to find a poison prompt in a full batch.
 
     Attributes:
         dropped: Outcomes that nobody waited for.
@@ -176,7 +177,7 @@ class Scheduler:
         stagger: float | None,
         parallel_loads: int,
         first_alone: bool = True,
-        restart_budget: int = 8,
+        restart_budget: int | None = None,
     ) -> None:
         self._job = job
         self._stagger = stagger
@@ -408,7 +409,7 @@ class Scheduler:
         death = Death(worker.label, worker.error, exited)
         actions = self._suspect(worker, death)
         worker.losses += 1
-        if worker.state is LOST and model.unresolved and worker.losses <= self._restart_budget:
+        if worker.state is LOST and model.unresolved and worker.losses <= self._budget(worker):
             self.restarts += 1
             return [*actions, self._start(worker), *self._fill(model)]
         if worker.state is FAILED or model.unresolved:
@@ -423,6 +424,12 @@ class Scheduler:
             what = f"no worker is left for {model.name!r}; {death.reason}"
             actions += self._give_up(model, "WorkerLost", what)
         return actions + self._start_due() + self._grant_due() + self._fill(model)
+
+    def _budget(self, worker: _Worker) -> int:
+        """A few losses by chance, and twice those that it takes to halve a batch down to one."""
+        if self._restart_budget is not None:
+            return self._restart_budget
+        return 8 + 2 * worker.capacity.bit_length()
 
     def _suspect(self, worker: _Worker, death: Death) -> list[Action]:
         """What was in flight at a dead worker is tried again, in halves if it was alone."""
@@ -440,6 +447,9 @@ class Scheduler:
                 f"{death.reason}"
             )
             return [self._record(model, [Failure(index, RemoteError("WorkerLost", what), times)])]
-        half = len(group) // 2 if alone else 0
-        model.suspects.extend(part for part in (group[:half], group[half:]) if part)
+        if alone:  # in front: a group is searched to its end, which soon answers some of it
+            half = len(group) // 2
+            model.suspects.extendleft((group[half:], group[:half]))
+        elif group:
+            model.suspects.append(group)
         return []

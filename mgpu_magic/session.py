@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
 import queue
 import shutil
@@ -36,7 +37,7 @@ from mgpu_magic.fleet import Fleet
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
 from mgpu_magic.loop import Loop
 from mgpu_magic.messages import Exited, Stopped
-from mgpu_magic.options import Options
+from mgpu_magic.options import Options, device_text
 from mgpu_magic.placement import place
 from mgpu_magic.progress import Progress
 from mgpu_magic.prompts import to_requests
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from mgpu_magic.spec import JobSpec
 
 
+log = logging.getLogger("mgpu_magic")
+
 REFRESH_SECONDS = 0.25
 READING_SECONDS = 0.5
 STOP_SECONDS = 5.0
@@ -76,8 +79,8 @@ class Session:
     Use it in a `with` block, or `close()` it: workers hold device memory until then.
     """
 
-    def __init__(self, devices: str = "all", *, launcher: Launcher | None = None) -> None:
-        self._devices = devices
+    def __init__(self, devices: Any = "all", *, launcher: Launcher | None = None) -> None:
+        self._devices = device_text(devices) or "all"
         self._logs = Path(tempfile.mkdtemp(prefix="mgpu_magic-"))
         self._loop = Loop("mgpu-session", self._fail)
         self._worker_numbers = itertools.count()
@@ -134,7 +137,7 @@ class Session:
             self._loop.call(begin)
             while not run.done:
                 if observer is not None:
-                    observer.update(run.snapshot)
+                    observer = observer if _shown(observer.update, run.snapshot) else None
                 run.wait(REFRESH_SECONDS)
         except KeyboardInterrupt:
             self._interrupt(run)
@@ -144,7 +147,10 @@ class Session:
             if not run.done:  # one more interrupt, wherever it hit: nothing may go on unseen
                 self._loop.post(partial(self._give_up, run))
         if observer is not None:
-            observer.finish(run.snapshot)
+            _shown(observer.finish, run.snapshot)
+        else:
+            for note in run.snapshot.job.notes:
+                log.warning(note)
         return run.result()
 
     def submit(self, job: JobSpec) -> Run:
@@ -325,11 +331,11 @@ class Session:
     def _dismiss(self, model: str | None) -> Callable[[], int]:
         if self._current is not None:
             raise SpecError("a job is running; interrupt it first, or use %multigpu restart")
-        numbers = [
-            worker.number
-            for worker in self._fleet
-            if model in (None, worker.spec.model, self._names[worker.number][1])
-        ]
+        known = {w.number: (w.spec.model, self._names[w.number][1]) for w in self._fleet}
+        numbers = [number for number, names in known.items() if model is None or model in names]
+        if model is not None and not numbers:
+            loaded = sorted({name for _, name in known.values()})
+            raise SpecError(f"no worker holds {model!r}; loaded: {', '.join(loaded) or 'nothing'}")
         for number in numbers:
             self._fleet.retire(number)
         return partial(self._await_gone, numbers)
@@ -415,6 +421,16 @@ class Session:
         if self._current is not None:
             self._current[0].handle(worker, event)
             self._settle()
+
+
+def _shown(show: Callable[[Snapshot], None], snapshot: Snapshot) -> bool:
+    """Show a snapshot, if that works: a run does not depend on a display."""
+    try:
+        show(snapshot)
+    except Exception:
+        log.exception("the progress cannot be shown any more")
+        return False
+    return True
 
 
 def generate(model: Any = None, prompts: Any = None, **options: Any) -> Results:

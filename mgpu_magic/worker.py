@@ -174,6 +174,8 @@ def _add(engine: engines.Engine, requests: Sequence[Request]) -> tuple[Failure, 
     for request in requests:
         try:
             engine.add(request)
+        except engines.EngineGone:
+            raise
         except Exception as error:  # noqa: BLE001  # the engine refused this prompt alone
             refused.append(Failure(request.index, remote_error(error, with_traceback=False)))
     return tuple(refused)

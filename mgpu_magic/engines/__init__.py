@@ -36,6 +36,10 @@ class Loaded:
     has_chat_template: bool = False
 
 
+class EngineGone(Exception):  # noqa: N818  # not an error of the request that met it
+    """The engine is dead, whatever it is asked for; its cause is chained."""
+
+
 class Engine(Protocol):
     """A loaded model that answers requests. One thread calls it, but for `stats`."""
 
@@ -46,7 +50,12 @@ class Engine(Protocol):
         """Load the model. `report(stage, fraction)` tells how far it is."""
 
     def add(self, request: Request) -> None:
-        """Take a request. Raises for that request alone, and then forgets it."""
+        """Take a request.
+
+        Raises:
+            EngineGone: No request can be taken any more.
+            Exception: This request cannot be taken; it is forgotten.
+        """
 
     def step(self) -> list[Outcome]:
         """Work a little; returns the outcomes that became known. Raises if the engine is dead."""

@@ -14,7 +14,7 @@ import pickle
 import time
 from typing import TYPE_CHECKING, Any, assert_never
 
-from mgpu_magic.engines import Loaded
+from mgpu_magic.engines import EngineGone, Loaded
 from mgpu_magic.messages import (
     Chat,
     Completion,
@@ -71,7 +71,13 @@ class VllmEngine:
         """See `Engine`. Raises what vLLM raises for a prompt or a sampling that it refuses."""
         key = str(request.index)
         params = self._params(request.sampling.for_index(request.index))
-        self._llm.llm_engine.add_request(key, self._input(request.prompt), params)
+        prompt = self._input(request.prompt)
+        try:
+            self._llm.llm_engine.add_request(key, prompt, params)
+        except Exception as error:
+            if type(error).__name__ == "EngineDeadError":  # vLLM's engine process died
+                raise EngineGone(str(error)) from error
+            raise
         self._begun[key] = (request.index, time.monotonic())
 
     def step(self) -> list[Outcome]:

@@ -64,6 +64,21 @@ def test_only_poison_prompts_fail(first: int) -> None:
         assert simulation.scheduler.failed == {}
 
 
+@pytest.mark.parametrize("every", [2, 3, 5, 10, 20])
+@pytest.mark.parametrize("capacity", [8, 100])
+def test_many_poison_prompts_cost_no_good_answer(every: int, capacity: int) -> None:
+    """Even where each second prompt kills its worker, all others are answered."""
+    bad = set(range(0, 200, every))
+    simulation = Simulation(
+        {"m": [10.0] * 200},
+        replicas(2),
+        [Machine(capacity=capacity), Machine(capacity=capacity)],
+        stagger=0.0,
+        poison=frozenset(("m", index) for index in bad),
+    ).run()
+    assert set(simulation.failures("m")) == bad
+
+
 def test_a_failed_load_costs_only_its_device() -> None:
     """Workers that cannot load do not matter as long as another one of the model was ready."""
     survived = 0
@@ -176,5 +191,5 @@ def test_a_machine_that_kills_everything_does_not_run_for_ever() -> None:
         failures = simulation.failures("m")
         assert len(failures) == 50
         assert {failure.error.kind for failure in failures.values()} == {"WorkerLost"}
-        assert simulation.scheduler.restarts == 8 * count
+        assert simulation.scheduler.restarts == 18 * count
         assert sorted(simulation.scheduler.failed) == list(range(count))

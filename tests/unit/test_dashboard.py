@@ -490,11 +490,3 @@ def test_a_plain_script_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     view = open_view()
     view.finish(SNAPSHOT)
     assert capsys.readouterr().out.startswith("cuda:0   running 42 s")
-
-
-def test_no_panel_means_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    """A user who wants no view gets none."""
-    view = open_view(panel=False)
-    view.update(SNAPSHOT)
-    view.finish(SNAPSHOT)
-    assert capsys.readouterr().out == ""

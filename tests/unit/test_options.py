@@ -185,13 +185,21 @@ def test_stagger_is_auto_or_seconds(stagger: object, seconds: float | None) -> N
 
 
 def test_sampling_options_fill_up_each_dict() -> None:
-    """With one dict per prompt an option is for those that do not say it themselves."""
-    sampling = [{"n": 2}, {"max_tokens": 1}]
+    """With one dict per prompt an option holds for all; a dict that says it too is an error."""
+    sampling = [{"n": 2}, {"stop": ["."]}]
     assert job(sampling=sampling, max_tokens=5).sampling == [
         {"max_tokens": 5, "n": 2},
-        {"max_tokens": 1},
+        {"max_tokens": 5, "stop": ["."]},
     ]
     assert job(sampling=sampling).sampling is sampling
+    with pytest.raises(SpecError, match=r"twice: by --max-tokens and in sampling\[1\]"):
+        job(sampling=[{}, {"max_tokens": 1}], max_tokens=5)
+
+
+def test_names_of_models_are_text() -> None:
+    """A number would become text, and `results[1]` a KeyError."""
+    with pytest.raises(SpecError, match="models has the name 1; names are text"):
+        Options.of(models={1: "m"}, prompts=["x"]).job()
 
 
 @pytest.mark.parametrize("sampling", ["hot", 7, [1]])

@@ -63,7 +63,7 @@ def scheduler(
     *workers: Planned,
     stagger: float | None = None,
     parallel_loads: int = 8,
-    restart_budget: int = 8,
+    restart_budget: int | None = None,
     **counts: int,
 ) -> Scheduler:
     """A job with so many requests per model; by default of model `m` on `cpu:0`."""

@@ -243,6 +243,18 @@ def test_a_misspelt_argument_is_told_before_loading() -> None:
     assert error.message.startswith("echo has no engine argument 'delai'; it knows ['capacity'")
 
 
+def test_an_engine_that_is_gone_is_no_fault_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the worker, so that the prompts are tried elsewhere; it fails none of them."""
+
+    class Gone(EchoEngine):
+        def add(self, request: Request) -> None:
+            raise engines.EngineGone("its process died")
+
+    monkeypatch.setattr(engines, "create", Gone)
+    error = failed(start(), Load(), submit(1, "a", "b"), kind=engines.EngineGone)
+    assert error.message == "its process died"
+
+
 def test_a_dead_engine_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of a step concerns all requests, so it is no failure of one of them."""
 
