@@ -197,7 +197,8 @@ def test_the_line_magic_tells_what_is_there(shared: Notebook) -> None:
     assert "echo echo" in logs
     assert (shared.run("%multigpu last").result or "").startswith("40 prompts, 40 answered")
     assert "%multigpu free [MODEL]" in (shared.run("%multigpu help").result or "")
-    assert shared.run("%multigpu free other").result == "Workers ended: 0"
+    refused = shared.run("%multigpu free other")
+    assert refused.stderr.strip() == "UsageError: no worker holds 'other'; loaded: m"
     assert shared.workers() == workers
     assert shared.run("%multigpu free m").result == "Workers ended: 2"
     assert shared.workers() == []
