@@ -140,10 +140,7 @@ class Options:
         if self.sampling is None:
             return given
         if isinstance(self.sampling, Mapping):
-            merged = dict(self.sampling)
-            for key, value in given.items():
-                _fill(merged, key, value, "sampling")
-            return merged
+            return _filled(self.sampling, given, "sampling")
         if "seed" in given:
             raise SpecError(
                 "seed is given together with one sampling dict per prompt; "
@@ -151,13 +148,10 @@ class Options:
             )
         if isinstance(self.sampling, str) or not isinstance(self.sampling, Iterable):
             return self.sampling  # refused with the prompts
-        rows = list(self.sampling)
-        for index, row in enumerate(rows):
-            if isinstance(row, Mapping):
-                rows[index] = merged = dict(row)
-                for key, value in given.items():
-                    _fill(merged, key, value, f"sampling[{index}]")
-        return rows
+        return [
+            _filled(row, given, f"sampling[{index}]") if isinstance(row, Mapping) else row
+            for index, row in enumerate(self.sampling)
+        ]
 
     def _merged(self, own: Any, where: str) -> Any:
         """A model's own sampling over the job's; lists (one dict per prompt) are not merged."""
@@ -191,6 +185,14 @@ def _engine_args(value: Any) -> dict[str, Any]:
         f"engine_args is of type {type(value).__name__}; pass a dict of the engine's arguments, "
         'such as {"max_model_len": 4096}'
     )
+
+
+def _filled(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy of `own` with the options that were given."""
+    copy = dict(own)
+    for key, value in given.items():
+        _fill(copy, key, value, where)
+    return copy
 
 
 def _short_name(model: Any) -> str:

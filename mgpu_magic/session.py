@@ -252,7 +252,7 @@ class Session:
         sizes = {model.name: weights_bytes(model.model, os.environ) for model in models}
         placed = place(models, discovery.devices, sizes) if models else ()
         largest = max((size for size in sizes.values() if size), default=0)
-        loads = max(1, free_host_bytes() // largest) if largest else len(placed)
+        loads = free_host_bytes() // largest if largest else len(placed)
         return partial(self._begin, job, run, prepared, discovery, placed, max(loads, 1))
 
     def _begin(
