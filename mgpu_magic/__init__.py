@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         WorkerLost,
         WorkerStartError,
     )
-    from mgpu_magic.messages import Completion, Failure
+    from mgpu_magic.outcomes import Completion, Failure, Prediction, Returned
     from mgpu_magic.results import Ensemble, ResultSet
     from mgpu_magic.run import Run
     from mgpu_magic.session import Session, generate
@@ -40,9 +40,11 @@ __all__ = [
     "ModelSpec",
     "MultiGPUError",
     "PlacementError",
+    "Prediction",
     "ProtocolError",
     "RequestError",
     "ResultSet",
+    "Returned",
     "Run",
     "Session",
     "SpecError",
@@ -54,7 +56,7 @@ __all__ = [
 
 _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Lost", "Interrupted"))],
-    "messages": ["Completion", "Failure"],
+    "outcomes": ["Completion", "Failure", "Prediction", "Returned"],
     "results": ["Ensemble", "ResultSet"],
     "run": ["Run"],
     "session": ["Session", "generate"],

@@ -34,17 +34,7 @@ from mgpu_magic.lifecycle import (
     SubmitTo,
     WorkerState,
 )
-from mgpu_magic.messages import (
-    Abort,
-    Event,
-    Exited,
-    Failure,
-    Load,
-    Loading,
-    Outcomes,
-    Ready,
-    Submit,
-)
+from mgpu_magic.messages import Abort, Event, Exited, Load, Loading, Outcomes, Ready, Submit
 from mgpu_magic.results import Collector, Ensemble, ResultSet, WorkerStats
 from mgpu_magic.scheduler import Scheduler
 
@@ -53,6 +43,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.fleet import Fleet, Later, Worker
     from mgpu_magic.lifecycle import Action, Death
+    from mgpu_magic.outcomes import Failure
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared

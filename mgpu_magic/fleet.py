@@ -10,23 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from mgpu_magic.errors import WorkerStartError
-from mgpu_magic.messages import (
-    Command,
-    Drain,
-    Event,
-    Exited,
-    Fatal,
-    Load,
-    Loading,
-    Ready,
-    RemoteError,
-)
+from mgpu_magic.messages import Command, Drain, Event, Exited, Fatal, Load, Loading, Ready
+from mgpu_magic.outcomes import RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from mgpu_magic.launchers import Emit, Launcher, WorkerHandle
-    from mgpu_magic.spec import Device, WorkerSpec
+    from mgpu_magic.spec import Device, LauncherName, WorkerSpec
 
     Later: TypeAlias = Callable[[float, Callable[[], None]], None]
 
@@ -69,13 +60,15 @@ class Fleet:
     """All living workers of a session.
 
     Args:
-        launcher: Starts them.
+        launchers: Start them, by `WorkerSpec.launcher`.
         emit: Called with each event, from any thread.
         later: `later(seconds, act)` has the loop call `act` after that time.
     """
 
-    def __init__(self, launcher: Launcher, emit: Emit, later: Later) -> None:
-        self._launcher = launcher
+    def __init__(
+        self, launchers: Mapping[LauncherName, Launcher], emit: Emit, later: Later
+    ) -> None:
+        self._launchers = launchers
         self._emit = emit
         self._later = later
         self._workers: dict[int, Worker] = {}
@@ -150,7 +143,8 @@ class Fleet:
 
     def _launch(self, worker: Worker) -> None:
         try:
-            worker.handle = self._launcher.start(worker.number, worker.spec, self._emit)
+            launcher = self._launchers[worker.spec.launcher]
+            worker.handle = launcher.start(worker.number, worker.spec, self._emit)
         except WorkerStartError as error:
             worker.leaving = True
             self._emit(worker.number, Fatal(RemoteError("WorkerStartError", error.args[0])))

@@ -23,10 +23,8 @@ from mgpu_magic.messages import (
     Fatal,
     Hello,
     Loading,
-    Outcome,
     Outcomes,
     Ready,
-    RemoteError,
     Request,
     Started,
     Stats,
@@ -35,6 +33,8 @@ from mgpu_magic.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from mgpu_magic.outcomes import Outcome, RemoteError
 
 
 class WorkerState(Enum):

@@ -15,7 +15,7 @@ kernel                                  worker
 
 `Started` and `Exited` are made by the launcher, which alone knows of processes.
 `job` numbers the jobs of a warm worker, so that an outcome of an aborted job can never be taken
-for one of the next. Shared by both sides; imports `spec` and `errors` alone.
+for one of the next. Shared by both sides; imports `spec`, `outcomes` and `errors` alone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 from mgpu_magic.errors import ProtocolError
+from mgpu_magic.outcomes import Outcome, RemoteError  # noqa: TC001  # `get_args` needs the classes
 from mgpu_magic.spec import Sampling, WorkerSpec  # noqa: TC001  # `get_args` needs the classes
 
 PROTOCOL = 1
 
 
-# --- prompts, requests and outcomes ----------------------------------------------------------
+# --- prompts and requests -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,23 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A prompt that holds user objects (images, say), as cloudpickle bytes: unpickled late."""
+    """A prompt that holds user objects (images, say), as cloudpickle bytes: unpickled late.
+
+    For vLLM a prompt dict; for the user's own function any object.
+    """
 
     data: bytes
 
 
-Prompt: TypeAlias = str | Tokens | Chat | Pickled
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two texts that are read together: a question and a passage, a premise and a hypothesis."""
+
+    first: str
+    second: str
+
+
+Prompt: TypeAlias = str | Tokens | Chat | Pair | Pickled
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,97 +77,15 @@ class Request:
         index: Its place among the prompts.
         prompt: What the engine reads.
         sampling: Shared between the requests that have the same.
+        choices: The texts whose log-probabilities are asked for, after the prompt; else empty.
+        lora: Directory of the adapter to answer with; None: the model alone.
     """
 
     index: int
     prompt: Prompt
     sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteError:
-    """An exception of a worker as text: vLLM's own cannot be pickled.
-
-    Attributes:
-        kind: Type name, such as `"VLLMValidationError"`.
-        message: What it said.
-        traceback: The whole traceback; empty for an error that concerns one request.
-    """
-
-    kind: str
-    message: str
-    traceback: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability (natural logarithm) of one token at one position."""
-
-    token_id: int
-    token: str | None
-    logprob: float
-    rank: int | None
-
-
-Logprobs: TypeAlias = tuple[tuple[TokenLogprob, ...], ...]
-"""Per position, the candidates as vLLM orders them (the chosen token is among them)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The answer to one prompt.
-
-    Attributes:
-        index: Its place among the prompts.
-        texts: The generated texts, `n` of them.
-        finish_reasons: Why each text ended: `"stop"`, `"length"`, ...
-        prompt_tokens: Tokens of the prompt.
-        output_tokens: Tokens generated, over all texts.
-        seconds: From the engine's taking it to its end.
-        device: Label of the device that answered, such as `"cuda:0"`.
-        logprobs: Per text, where `SamplingParams.logprobs` asked for them; else None.
-        prompt_logprobs: Per prompt position (the first is empty), where asked for; else None.
-        token_ids: Per text, where `detokenize=False` leaves no text; else None.
-    """
-
-    index: int
-    texts: tuple[str, ...]
-    finish_reasons: tuple[str | None, ...]
-    prompt_tokens: int
-    output_tokens: int
-    seconds: float
-    device: str
-    logprobs: tuple[Logprobs, ...] | None = None
-    prompt_logprobs: Logprobs | None = None
-    token_ids: tuple[tuple[int, ...], ...] | None = None
-
-    @property
-    def text(self) -> str:
-        """The first text."""
-        return self.texts[0]
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the first text ended."""
-        return self.finish_reasons[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A prompt without an answer.
-
-    Attributes:
-        index: Its place among the prompts.
-        error: The original error, as text.
-        attempts: How often it was tried.
-    """
-
-    index: int
-    error: RemoteError
-    attempts: int = 1
-
-
-Outcome: TypeAlias = Completion | Failure
+    choices: tuple[str, ...] = ()
+    lora: str | None = None
 
 
 # --- commands to the worker ------------------------------------------------------------------
@@ -236,12 +166,14 @@ class Ready:
         load_seconds: From `Load` to now.
         max_model_len: Tokens that prompt and answer may have together, where known.
         has_chat_template: Whether the model's tokenizer has one.
+        notes: What the engine decided for the user, to be said once.
     """
 
     capacity: int
     load_seconds: float
     max_model_len: int | None = None
     has_chat_template: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

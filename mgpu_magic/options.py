@@ -1,18 +1,19 @@
 """The options of a job, by the names that the magic and the Python API share → `JobSpec`.
 
-Pure; imports `spec` and `errors` alone.
+Pure; imports `spec`, `functions` and `errors` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Any
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.spec import JobSpec, ModelSpec
+from mgpu_magic.functions import to_function
+from mgpu_magic.spec import Function, JobSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,10 @@ class Options:
     Attributes:
         model: Hub id, local directory, or a dict of engine arguments holding `model`.
         models: Ensemble: `{name: model}`. A model given as a dict may also carry `devices`,
-            `replicas`, `tensor_parallel_size`, `engine`, `sampling` and `prompts`.
-        prompts: Texts, token ids, chats or vLLM prompt dicts, in any usual container.
+            `replicas`, `tensor_parallel_size`, `engine`, `launcher`, `task`, `sampling`,
+            `prompts`, `lora`, `load` and `predict`.
+        prompts: Texts, token ids, chats, pairs of texts or vLLM prompt dicts, in any usual
+            container; anything that can be pickled for the python engine.
         sampling: Dict of vLLM `SamplingParams` fields, or one dict per prompt.
         engine_args: Dict of engine arguments.
         max_tokens: `SamplingParams.max_tokens`.
@@ -31,7 +34,18 @@ class Options:
         seed: Seed of the job; each prompt's own is derived from it and its index.
         chat: Send plain text as a user message through the model's chat template.
         devices: `"all"`, `"cpu"`, `"cpu:N"` or indices such as `"0,1"`.
-        engine: `"vllm"` or `"echo"`.
+        engine: `"vllm"`, `"transformers"`, `"python"` or `"echo"`; without one, `"python"` where
+            there is a `predict`, else `"vllm"`.
+        launcher: `"process"`, or `"thread"` for workers within the kernel.
+        task: `"generate"`, `"classify"`, `"embed"` or `"score"`.
+        choices: Texts; asks for the probability of each as the continuation of a prompt.
+        lora: Directory of a LoRA adapter, or one (or None) per prompt.
+        load: For the python engine: `load(device) -> state`.
+        predict: For the python engine: `predict(state, batch) -> list`.
+        batch_size: Prompts per batch; for engines that do not batch by themselves.
+        json_schema: Constraint of each answer: a JSON schema, as a dict or as text.
+        regex: Constraint of each answer: a regular expression.
+        choice: Constraint of each answer: a list of the allowed ones.
         tensor_parallel_size: Devices per copy of the model.
         max_model_len: Engine argument: tokens of prompt and answer together.
         gpu_memory_utilization: Engine argument: part of a GPU's memory to use, 0 to 1.
@@ -49,6 +63,16 @@ class Options:
     chat: bool = False
     devices: str | None = None
     engine: str | None = None
+    launcher: str | None = None
+    task: str | None = None
+    choices: Iterable[str] | None = None
+    lora: Any = None
+    load: Callable[..., Any] | None = None
+    predict: Callable[..., Any] | None = None
+    batch_size: int | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    choice: Iterable[str] | None = None
     tensor_parallel_size: int | None = None
     max_model_len: int | None = None
     gpu_memory_utilization: float | None = None
@@ -91,6 +115,8 @@ class Options:
             named = dict(self.models)
         elif self.model is not None:
             named = {_short_name(self.model): self.model}
+        elif self.predict is not None:
+            named = {_function_name(self.predict): {}}
         else:
             raise SpecError('no model: set `model = "..."` or `models = {name: model, ...}`')
         models = tuple(self._model(name, model) for name, model in named.items())
@@ -103,6 +129,7 @@ class Options:
             chat=self.chat,
             devices=device_text(self.devices),
             stagger=_stagger(self.stagger),
+            choices=_choices(self.choices),
             ensemble=self.models is not None,
         )
 
@@ -110,19 +137,31 @@ class Options:
         own = dict(model) if isinstance(model, Mapping) else {"model": model}
         if isinstance(own.get("model"), PathLike):
             own["model"] = fspath(own["model"])
-        if "model" not in own:
+        spec: dict[str, Any] = {key: own.pop(key) for key in _MODEL_KEYS if key in own}
+        functions = {key: own.pop(key, getattr(self, key)) for key in ("load", "predict")}
+        for key in ("engine", "launcher", "task", "lora"):
+            if (value := getattr(self, key)) is not None:
+                spec.setdefault(key, value)
+        if functions["predict"] is not None:
+            spec.setdefault("engine", "python")
+        if spec.get("engine") == "python":
+            spec.setdefault("model", _function_name(functions["predict"]))
+        if "model" not in spec:
             raise SpecError(
                 f"model {name!r} is a dict without the key 'model'; "
                 'pass {"model": hub id or directory, ...}'
             )
-        spec: dict[str, Any] = {key: own.pop(key) for key in _MODEL_KEYS if key in own}
         named = _engine_args(own.pop("engine_args", None))
         own = {**_engine_args(self.engine_args), **own, **named}
-        for key in ("max_model_len", "gpu_memory_utilization"):
+        for key in ("max_model_len", "gpu_memory_utilization", "batch_size"):
             _fill(own, key, getattr(self, key), "engine_args")
+        if self.batch_size is not None and spec.get("engine", "vllm") not in BATCHING:
+            raise SpecError(
+                "batch_size is for the engines transformers and python; vLLM batches by itself, "
+                'up to engine_args["max_num_seqs"]'
+            )
+        own.update(_functions(spec, functions))
         _fill(spec, "tensor_parallel_size", self.tensor_parallel_size, f"model {name!r}")
-        if self.engine is not None:
-            spec.setdefault("engine", self.engine)
         if "devices" in spec:
             spec["devices"] = _indices(name, spec["devices"])
         if (sampling := spec.get("sampling")) is not None:
@@ -135,6 +174,8 @@ class Options:
             for key in ("max_tokens", "temperature", "seed")
             if getattr(self, key) is not None
         }
+        if constraint := self._constraint():
+            given["structured_outputs"] = constraint
         if not given:
             return self.sampling
         if self.sampling is None:
@@ -153,6 +194,18 @@ class Options:
             for index, row in enumerate(self.sampling)
         ]
 
+    def _constraint(self) -> dict[str, Any]:
+        """The constraint of the answers, by vLLM's own names."""
+        by_name = {
+            "json": self.json_schema,
+            "regex": self.regex,
+            "choice": None if self.choice is None else list(self.choice),
+        }
+        given = {name: value for name, value in by_name.items() if value is not None}
+        if len(given) > 1:
+            raise SpecError(f"an answer follows one constraint; given are {', '.join(given)}")
+        return given
+
     def _merged(self, own: Any, where: str) -> Any:
         """A model's own sampling over the job's; lists (one dict per prompt) are not merged."""
         job = self._sampling()
@@ -163,9 +216,43 @@ class Options:
         raise SpecError(f"{where} is of type {type(own).__name__}; pass a dict, or one per prompt")
 
 
+BATCHING = ("transformers", "python")
 _MODEL_KEYS = (
-    "model", "devices", "replicas", "tensor_parallel_size", "engine", "sampling", "prompts",
+    "model", "devices", "replicas", "tensor_parallel_size", "engine", "launcher", "task",
+    "sampling", "prompts", "lora",
 )  # fmt: skip
+
+
+def _functions(spec: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Function]:
+    """The functions that the python engine calls, as they travel to its workers."""
+    engine = spec.get("engine", "vllm")
+    if engine != "python":
+        for name, function in functions.items():
+            if function is not None:
+                raise SpecError(
+                    f"{name} is a function for the python engine, and the engine is {engine!r}; "
+                    "leave one of the two out"
+                )
+        return {}
+    if functions["predict"] is None:
+        raise SpecError("the python engine calls predict(state, batch); define it in the cell")
+    return {
+        name: to_function(function, name, live=spec.get("launcher") == "thread")
+        for name, function in functions.items()
+        if function is not None
+    }
+
+
+def _function_name(function: Any) -> str:
+    return str(getattr(function, "__name__", "predict"))
+
+
+def _choices(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise SpecError(f'choices is {value!r}; pass a list of texts, such as ["A", "B"]')
+    return tuple(value)
 
 
 def _fill(target: dict[str, Any], key: str, value: object, where: str) -> None:
@@ -197,7 +284,10 @@ def _filled(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dic
 
 def _short_name(model: Any) -> str:
     """What a single model is called: its id, or a directory's last part."""
-    text = str(model.get("model", "model") if isinstance(model, Mapping) else model)
+    named = model.get("model", "model") if isinstance(model, Mapping) else model
+    if not isinstance(named, str | PathLike):
+        return type(named).__name__
+    text = str(named)
     return text.rstrip("/").rpartition("/")[2] if text[:1] in "/.~" else text
 
 

@@ -70,6 +70,8 @@ def place(
             WorkerSpec(
                 engine=model.engine,
                 model=model.model,
+                task=model.task,
+                launcher=model.launcher,
                 engine_args=dict(model.engine_args),
                 devices=group,
                 host_share=len(group) / len(used),

@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING, Literal, assert_never
 from mgpu_magic.messages import (
     Event,
     Exited,
-    Failure,
     Fatal,
     Hello,
     Loading,
-    Outcome,
     Outcomes,
     Ready,
     Started,
     Stats,
     Stopped,
 )
+from mgpu_magic.outcomes import Failure, Outcome
 from mgpu_magic.snapshot import (
     DeviceView,
     JobState,

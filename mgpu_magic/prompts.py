@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from io import IOBase
 from itertools import repeat
 from numbers import Integral
+from os import PathLike, fspath
 from reprlib import repr as short
 from typing import Any
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.messages import Chat, Pickled, Prompt, Request, Tokens
-from mgpu_magic.spec import Sampling, plain
+from mgpu_magic.messages import Chat, Pair, Pickled, Prompt, Request, Tokens
+from mgpu_magic.spec import Sampling, Task, plain
 
 _A_PROMPT = (
     'a prompt is text, a list of token ids, a chat (a list of dicts with "role" and "content") '
@@ -47,7 +48,16 @@ class Prepared:
     originals: tuple[object, ...]
 
 
-def to_requests(prompts: object, *, sampling: object = None, chat: bool = False) -> Prepared:
+def to_requests(
+    prompts: object,
+    *,
+    sampling: object = None,
+    chat: bool = False,
+    task: Task = "generate",
+    objects: bool = False,
+    choices: tuple[str, ...] = (),
+    lora: object = None,
+) -> Prepared:
     """Number and check what the user passed.
 
     Args:
@@ -57,18 +67,41 @@ def to_requests(prompts: object, *, sampling: object = None, chat: bool = False)
         sampling: A dict of `SamplingParams` fields for all prompts, one such dict per prompt, or
             None for the engine's defaults.
         chat: Make each text the user message of a chat; chats stay as they are.
+        task: What is asked of the model: all but `"generate"` take pairs of texts too, as
+            `(text, text)`, `[text, text]` or `{"text": text, "text_pair": text}`; `"score"`
+            takes nothing else.
+        objects: A prompt is whatever the user's own function takes.
+        choices: The texts to weigh after each prompt.
+        lora: Directory of the adapter for all prompts, or one (or None) per prompt.
 
     Raises:
         SpecError: Not prompts at all, a row that is no prompt (the message names its index and
             type), text beside chats without `chat`, or a wrong `sampling`.
     """
     rows = _rows(prompts)
-    made = [row if type(row) is str else _prompt(row, index) for index, row in enumerate(rows)]
+    if objects:
+        made = [row if type(row) is str else _object(row, i) for i, row in enumerate(rows)]
+    elif task == "generate":
+        made = [row if type(row) is str else _prompt(row, i) for i, row in enumerate(rows)]
+    else:
+        made = [row if type(row) is str else _text_or_pair(row, i) for i, row in enumerate(rows)]
+    if task == "score" and not objects:
+        _refuse_singles(made)
     if chat:
         made = [_as_chat(prompt, index) for index, prompt in enumerate(made)]
     else:
         _refuse_mixture(made)
-    requests = tuple(map(Request, range(len(made)), made, _samplings(sampling, len(made))))
+    count = len(made)
+    requests = tuple(
+        map(
+            Request,
+            range(count),
+            made,
+            _samplings(sampling, count),
+            repeat(choices),
+            _adapters(lora, count),
+        )
+    )
     return Prepared(requests, rows)
 
 
@@ -133,6 +166,56 @@ def _prompt(row: object, index: int) -> Prompt:
     if isinstance(listed, str | list):
         return _prompt(listed, index)
     raise SpecError(f"prompt {index} is {_described(row)}: {_A_PROMPT}; {_fix_for_row(row)}")
+
+
+def _text_or_pair(row: object, index: int) -> Prompt:
+    match row:
+        case [str(first), str(second)] | {"text": str(first), "text_pair": str(second)}:
+            return Pair(str.__str__(first), str.__str__(second))
+        case {"text": str(text)} if len(row) == 1:
+            return str.__str__(text)
+        case Mapping() if "text" in row or "text_pair" in row:
+            raise SpecError(
+                f"prompt {index} is {_described(row)}: a pair is "
+                '{"text": text, "text_pair": text} or (text, text)'
+            )
+    return _prompt(row, index)
+
+
+def _object(row: object, index: int) -> Prompt:
+    import cloudpickle
+
+    try:
+        return Pickled(cloudpickle.dumps(row))
+    except Exception as error:  # pickling runs the code of the user's objects
+        raise SpecError(
+            f"prompt {index} is {_described(row)} and cannot be sent to a worker: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _refuse_singles(made: Iterable[Prompt]) -> None:
+    for index, prompt in enumerate(made):
+        if not isinstance(prompt, Pair):
+            raise SpecError(
+                f"prompt {index} is {_KINDS[type(prompt)]}; the task score is about pairs of "
+                'texts, each as (text, text) or {"text": text, "text_pair": text}'
+            )
+
+
+def _adapters(lora: object, count: int) -> Iterable[str | None]:
+    if lora is None or isinstance(lora, str | PathLike):
+        return repeat(None if lora is None else fspath(lora))
+    each = _listed(lora)
+    if not isinstance(each, list | tuple) or len(each) != count:
+        raise SpecError(
+            f"lora is {short(lora)}; pass the directory of one adapter, or one (or None) for "
+            f"each of the {count} prompts"
+        )
+    for index, path in enumerate(each):
+        if path is not None and not isinstance(path, str | PathLike):
+            raise SpecError(f"lora[{index}] is {_described(path)}; pass a directory, or None")
+    return [None if path is None else fspath(path) for path in each]
 
 
 def _fix_for_row(row: object) -> str:
@@ -238,7 +321,13 @@ def _as_chat(prompt: Prompt, index: int) -> Prompt:
     )
 
 
-_KINDS = {str: "text", Tokens: "token ids", Chat: "a chat", Pickled: "a prompt dict"}
+_KINDS = {
+    str: "text",
+    Tokens: "token ids",
+    Chat: "a chat",
+    Pair: "a pair of texts",
+    Pickled: "a prompt dict",
+}
 
 
 def _refuse_mixture(made: list[Prompt]) -> None:

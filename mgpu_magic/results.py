@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, overload
 from mgpu_magic import frames
 from mgpu_magic.errors import ProtocolError, RequestError
 from mgpu_magic.frames import Column
-from mgpu_magic.messages import Completion, Failure, Outcome, RemoteError
+from mgpu_magic.outcomes import Completion, Failure, Outcome, RemoteError
 from mgpu_magic.stats import UNFINISHED, RunStats, WorkerStats, counted
 from mgpu_magic.tables import Table, clipped, preview
 

@@ -46,19 +46,17 @@ from mgpu_magic.lifecycle import (
 from mgpu_magic.messages import (
     Event,
     Exited,
-    Failure,
     Fatal,
     Hello,
     Loading,
-    Outcome,
     Outcomes,
     Ready,
-    RemoteError,
     Request,
     Started,
     Stats,
     Stopped,
 )
+from mgpu_magic.outcomes import Failure, Outcome, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

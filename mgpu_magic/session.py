@@ -24,25 +24,22 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mgpu_magic.devices import Discovery, discover, free_host_bytes, monitor_for
+from mgpu_magic.devices import Discovery, discover, monitor_for
 from mgpu_magic.errors import SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
+from mgpu_magic.launchers.thread import ThreadLauncher
 from mgpu_magic.loop import Loop
 from mgpu_magic.messages import Exited, Stopped
 from mgpu_magic.options import Options, device_text
-from mgpu_magic.placement import place
+from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.progress import Progress
-from mgpu_magic.prompts import to_requests
 from mgpu_magic.run import Run
-from mgpu_magic.weights import resolve, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
-    from mgpu_magic.prompts import Prepared
     from mgpu_magic.snapshot import Observer, Snapshot
     from mgpu_magic.spec import JobSpec
 
@@ -74,7 +70,7 @@ class Session:
     Args:
         devices: Where jobs run that do not say so themselves: `"all"`, `"cpu"`, `"cpu:N"` or
             indices such as `"0,1"`.
-        launcher: Starts the workers; by default, as processes.
+        launcher: Starts the workers that are not threads; by default, as processes.
 
     Use it in a `with` block, or `close()` it: workers hold device memory until then.
     """
@@ -85,7 +81,14 @@ class Session:
         self._loop = Loop("mgpu-session", self._fail)
         self._worker_numbers = itertools.count()
         self._job_numbers = itertools.count(1)
-        self._fleet = Fleet(launcher or ProcessLauncher(self._logs), self._emit, self._loop.later)
+        self._fleet = Fleet(
+            {
+                "process": launcher or ProcessLauncher(self._logs),
+                "thread": ThreadLauncher(self._logs),
+            },
+            self._emit,
+            self._loop.later,
+        )
         self._names: dict[int, tuple[str, str]] = {}  # of all workers ever: device, model
         self._discovery: Discovery | None = None
         self._monitor: DeviceMonitor | None = None
@@ -132,7 +135,7 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        begin = self._prepare(job, run)
+        begin = partial(self._begin, prepare(job, self._devices), run)
         try:
             self._loop.call(begin)
             while not run.done:
@@ -156,7 +159,7 @@ class Session:
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        self._loop.call(self._prepare(job, run))
+        self._loop.call(partial(self._begin, prepare(job, self._devices), run))
         return run
 
     def status(self) -> Snapshot:
@@ -231,57 +234,27 @@ class Session:
     ) -> None:
         self.close()
 
-    # --- a job, prepared by whoever asks and run by the loop -----------------------------------
+    # --- a job, run by the loop --------------------------------------------------------------
 
-    def _prepare(self, job: JobSpec, run: Run) -> Callable[[], None]:
-        """Check all that can be checked without a worker; returns what begins the job."""
-        prepared: dict[str, Prepared] = {}
-        for model in job.models:
-            prompts = job.prompts if model.prompts is None else model.prompts
-            if isinstance(prompts, Iterator):  # to be read once, by several models perhaps
-                prompts = list(prompts)
-                job = replace(job, prompts=prompts) if model.prompts is None else job
-            sampling = job.sampling if model.sampling is None else model.sampling
-            prepared[model.name] = to_requests(prompts, sampling=sampling, chat=job.chat)
-        discovery = discover(os.environ, job.devices or self._devices)
-        models = [
-            model if model.engine == "echo" else replace(model, model=resolve(model.model))
-            for model in job.models
-            if prepared[model.name].requests
-        ]
-        sizes = {model.name: weights_bytes(model.model, os.environ) for model in models}
-        placed = place(models, discovery.devices, sizes) if models else ()
-        largest = max((size for size in sizes.values() if size), default=0)
-        loads = free_host_bytes() // largest if largest else len(placed)
-        return partial(self._begin, job, run, prepared, discovery, placed, max(loads, 1))
-
-    def _begin(
-        self,
-        job: JobSpec,
-        run: Run,
-        prepared: Mapping[str, Prepared],
-        discovery: Discovery,
-        placed: Sequence[Placed],
-        parallel_loads: int,
-    ) -> None:
+    def _begin(self, prepared: Preparation, run: Run) -> None:
         if self._current is not None:
             raise SpecError("a job is running in this session; stop it first (%multigpu restart)")
-        self._show(discovery)
+        self._show(prepared.discovery)
         execution = Execution(
             number=next(self._job_numbers),
-            job=job,
-            prepared=prepared,
-            seats=self._seats(placed),
+            job=prepared.job,
+            prepared=prepared.prompts,
+            seats=self._seats(prepared.placed),
             fleet=self._fleet,
             progress=self._progress,
             later=self._loop.later,
-            parallel_loads=parallel_loads,
+            parallel_loads=prepared.parallel_loads,
         )
         self._current = execution, run
         if not self._sampling:
             self._sample()
         execution.begin()
-        for note in discovery.notes:
+        for note in prepared.discovery.notes:
             self._progress.note(note)
         self._settle()
 
@@ -331,7 +304,7 @@ class Session:
     def _dismiss(self, model: str | None) -> Callable[[], int]:
         if self._current is not None:
             raise SpecError("a job is running; interrupt it first, or use %multigpu restart")
-        known = {w.number: (w.spec.model, self._names[w.number][1]) for w in self._fleet}
+        known = {w.number: (w.spec.model_label, self._names[w.number][1]) for w in self._fleet}
         numbers = [number for number, names in known.items() if model is None or model in names]
         if model is not None and not numbers:
             loaded = sorted({name for _, name in known.values()})
@@ -368,7 +341,7 @@ class Session:
             for worker in self._fleet:
                 if set(worker.spec.devices) <= set(discovery.devices):
                     labels = [device.label for device in worker.spec.devices]
-                    self._progress.assign(worker.number, worker.spec.model, labels)
+                    self._progress.assign(worker.number, worker.spec.model_label, labels)
                     if worker.ready is not None:
                         self._progress.apply(worker.number, worker.ready)
         self._discovery = discovery

@@ -14,14 +14,18 @@ Imports `errors` alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mgpu_magic.errors import SpecError
 
-EngineName = Literal["vllm", "echo"]
-ENGINES: tuple[EngineName, ...] = ("vllm", "echo")
+EngineName = Literal["vllm", "transformers", "python", "echo"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+Task = Literal["generate", "classify", "embed", "score"]
+TASKS: tuple[Task, ...] = get_args(Task)
+LauncherName = Literal["process", "thread"]
+LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
 
 _SCALARS = (str, bytes, bool, int, float, type(None))
 
@@ -41,6 +45,8 @@ def plain(value: object, where: str) -> Any:
     if isinstance(value, _SCALARS):
         return _exact(value)
     match value:
+        case Function():
+            return value
         case Mapping():
             for key in value:
                 if not isinstance(key, _SCALARS):
@@ -73,6 +79,40 @@ def _exact(value: Any) -> Any:
             return int.__index__(value)
         case _:
             return float.__float__(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function of the notebook that a worker shall call.
+
+    Two are equal where a worker that holds the one need not load the other.
+
+    Attributes:
+        name: What the cell calls it.
+        pickled: The function by value, as cloudpickle bytes, for another process; else empty.
+        sources: The lines of the cells that it is made of, by file name, so that an error in
+            another process points at them.
+        live: The function itself, for a thread of the kernel; else None.
+    """
+
+    name: str
+    pickled: bytes = b""
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    live: Callable[..., Any] | None = None
+
+    def _key(self) -> tuple[object, ...]:
+        if self.live is None:
+            return (self.name, self.pickled)
+        code = getattr(self.live, "__code__", self.live)
+        cells = getattr(self.live, "__closure__", None) or ()
+        held = tuple(id(cell.cell_contents) for cell in cells)
+        return (self.name, code, held, id(getattr(self.live, "__defaults__", None)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,48 +208,91 @@ class ModelSpec:
 
     Attributes:
         name: Its name in an ensemble; the model itself otherwise.
-        model: Hub id or local directory.
+        model: Hub id or local directory; a model that is built already, for a transformers
+            engine in a thread.
         engine: Which engine runs it.
+        task: What it is asked for.
+        launcher: Whether its workers are processes or threads of the kernel.
         engine_args: Arguments of the engine by its own names (`max_model_len`, `dtype`, ...).
         devices: Indices of the devices it may use; None: placement chooses.
         replicas: How many copies; None: as many as its devices hold.
         tensor_parallel_size: Devices per copy.
         sampling: Its own sampling, as the user passed it; None: the job's.
         prompts: Its own prompts, as the user passed them; None: the job's.
+        lora: Directory of its adapter, or one per prompt; None: no adapter.
     """
 
     name: str
-    model: str
+    model: Any
     engine: EngineName = "vllm"
+    task: Task = "generate"
+    launcher: LauncherName = "process"
     engine_args: dict[str, Any] = field(default_factory=dict)
     devices: tuple[int, ...] | None = None
     replicas: int | None = None
     tensor_parallel_size: int = 1
     sampling: Any = None
     prompts: Any = None
+    lora: Any = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str):
-            raise SpecError(
-                f"model is of type {type(self.model).__module__}.{type(self.model).__qualname__}; "
-                "pass its hub id or directory as text: each worker loads its own copy, a model "
-                "built in the notebook cannot be sent"
-            )
-        if not self.model.strip():
-            raise SpecError("model is empty; pass a hub id or a local directory")
-        if self.engine not in ENGINES:
-            raise SpecError(
-                f"engine {self.engine!r} is unknown; choose one of {', '.join(ENGINES)}"
-            )
+        _one_of("engine", self.engine, ENGINES)
+        _one_of("task", self.task, TASKS)
+        _one_of("launcher", self.launcher, LAUNCHERS)
+        self._check_kind()
+        self._check_model()
         if not isinstance(self.engine_args, Mapping):
             raise SpecError(
                 f"engine_args is of type {type(self.engine_args).__name__}; pass a dict of the "
                 'engine\'s arguments, such as {"max_model_len": 4096}'
             )
-        object.__setattr__(self, "engine_args", plain(self.engine_args, "engine_args"))
+        args = dict(self.engine_args)
+        # A thread shares the kernel's memory: a tokenizer, say, may be an object.
+        sent = {k: v for k, v in args.items() if self.launcher == "process" or k not in _LIVE}
+        object.__setattr__(self, "engine_args", {**args, **plain(sent, "engine_args")})
         for name, fix in _REFUSED_ENGINE_ARGS.items():
             if name in self.engine_args:
                 raise SpecError(f"engine_args[{name!r}] cannot be set: {fix}")
+        self._check_devices()
+
+    @property
+    def built(self) -> bool:
+        """Whether the model is an object of the kernel instead of a name."""
+        return not isinstance(self.model, str)
+
+    def _check_kind(self) -> None:
+        if self.engine == "vllm" and self.launcher == "thread":
+            raise SpecError(
+                "vLLM cannot run in threads: it allows one engine per process. Leave --launcher "
+                "out (each device then gets a process), or take --engine transformers"
+            )
+        if self.engine == "echo" and self.task != "generate":
+            raise SpecError(f"the echo engine only generates; task is {self.task!r}")
+        if self.lora is not None and self.engine not in ("vllm", "transformers"):
+            raise SpecError(f"lora is an adapter of a model; engine {self.engine!r} loads none")
+
+    def _check_model(self) -> None:
+        if not self.built:
+            if not self.model.strip():
+                raise SpecError("model is empty; pass a hub id or a local directory")
+            return
+        kind = f"{type(self.model).__module__}.{type(self.model).__qualname__}"
+        if self.launcher != "thread" or self.engine != "transformers":
+            raise SpecError(
+                f"model is of type {kind}; pass its hub id or directory as text: each worker "
+                "loads its own copy. A transformers model that is built already can be used by "
+                "a thread of the kernel: --engine transformers --launcher thread"
+            )
+        if not (callable(self.model) and hasattr(self.model, "config")):
+            raise SpecError(f"model is of type {kind}; pass a hub id, or a transformers model")
+        if (self.replicas or 1) > 1 or len(self.devices or (0,)) > 1:
+            raise SpecError(
+                f"model {self.name!r} is one object and can be on one device alone; pass its "
+                "directory to have a copy on each"
+            )
+        object.__setattr__(self, "replicas", 1)
+
+    def _check_devices(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)
         if self.replicas is not None:
             _positive("replicas", self.replicas)
@@ -223,6 +306,7 @@ class ModelSpec:
                 )
 
 
+_LIVE = ("tokenizer", "quantization_config")  # engine arguments that may be objects in a thread
 _REFUSED_ENGINE_ARGS = {
     "model": "name the model as `model`",
     "device": "choose devices with --devices, or per model with `devices`",
@@ -243,6 +327,7 @@ class JobSpec:
         chat: Wrap plain text as a user message and apply the model's chat template.
         devices: `"all"`, `"cpu"`, `"cpu:N"` or indices such as `"0,1"`; None: the session's.
         stagger: Seconds between loads; None decides by free host memory.
+        choices: The texts among which each prompt's continuation is to be weighed; else empty.
         ensemble: Whether results are asked for by model name.
     """
 
@@ -252,6 +337,7 @@ class JobSpec:
     chat: bool = False
     devices: str | None = None
     stagger: float | None = None
+    choices: tuple[str, ...] = ()
     ensemble: bool = False
 
     def __post_init__(self) -> None:
@@ -263,6 +349,23 @@ class JobSpec:
                 raise SpecError(f"two models are named {name!r}; names must differ")
         if self.stagger is not None and not 0 <= self.stagger < float("inf"):
             raise SpecError(f"stagger is {self.stagger!r}; pass auto or seconds of 0 or more")
+        if self.choices:
+            self._check_choices()
+
+    def _check_choices(self) -> None:
+        for choice in self.choices:
+            if not isinstance(choice, str) or not choice:
+                raise SpecError(f"choices holds {choice!r}; each choice is a text")
+            if self.choices.count(choice) > 1:
+                raise SpecError(f"choices holds {choice!r} twice; choices differ")
+        if len(self.choices) < 2:
+            raise SpecError(f"choices is {list(self.choices)}; there is nothing to choose")
+        for model in self.models:
+            if model.task != "generate" or model.engine not in ("vllm", "transformers"):
+                raise SpecError(
+                    f"choices are weighed by a generating model of vllm or transformers; "
+                    f"{model.name!r} has task {model.task!r} and engine {model.engine!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,29 +374,43 @@ class WorkerSpec:
 
     Attributes:
         engine: Which engine runs.
-        model: Hub id or local directory.
+        model: Hub id or local directory; in a thread, perhaps the model itself.
+        task: What it is asked for.
+        launcher: Whether it is a process or a thread of the kernel.
         engine_args: Arguments of the engine by its own names.
         devices: Its device, or the devices of one tensor-parallel group.
         host_share: Part of the host's memory that it may plan with, `0 < host_share <= 1`.
     """
 
     engine: EngineName
-    model: str
+    model: Any
     engine_args: dict[str, Any]
     devices: tuple[Device, ...]
+    task: Task = "generate"
+    launcher: LauncherName = "process"
     host_share: float = field(default=1.0, compare=False)  # a matter of loading alone
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise SpecError(f"worker for {self.model!r} has no device")
+            raise SpecError(f"worker for {self.model_label!r} has no device")
         if not 0 < self.host_share <= 1:
             raise SpecError(f"host_share is {self.host_share}; it lies between 0 and 1")
+
+    @property
+    def model_label(self) -> str:
+        """The model as text; the type of one that is an object."""
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
 
     @property
     def label(self) -> str:
         """`"cuda:0"`, or `"cuda:0+1"` for a tensor-parallel group."""
         first, *rest = self.devices
         return "+".join([first.label, *(str(device.index) for device in rest)])
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SpecError(f"{name} {value!r} is unknown; choose one of {', '.join(known)}")
 
 
 def _positive(name: str, value: object) -> None:

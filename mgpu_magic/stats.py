@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mgpu_magic.messages import Completion, Failure
+from mgpu_magic.outcomes import Completion, Failure
 from mgpu_magic.tables import Table, clipped, figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mgpu_magic.messages import Outcome
+    from mgpu_magic.outcomes import Outcome
 
 UNFINISHED = frozenset({"NotFinished", "Interrupted"})
 """Kinds of the failures whose prompts only did not get their turn."""

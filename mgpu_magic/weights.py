@@ -1,24 +1,34 @@
-"""Where a model's weights lie and how big they are, before anything is loaded.
+"""Where the weights of models and adapters lie and how big they are, before anything is loaded.
 
-Imports `errors` alone.
+Imports `errors`, `prompts` and `spec` alone.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mgpu_magic.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from mgpu_magic.prompts import Prepared
+    from mgpu_magic.spec import ModelSpec
 
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
-def resolve(model: str) -> str:
-    """The model as a worker should get it: a local path absolute, a hub id as it is.
+def resolve(model: str, *, holds: str = "config.json", what: str = "model") -> str:
+    """A model or adapter as a worker should get it: a local path absolute, a hub id as it is.
+
+    Args:
+        model: Directory, file or hub id.
+        holds: A file of the directory that one looks for; used in the message.
+        what: How the user would name it.
 
     Raises:
         SpecError: It is written as a path and nothing is there. (The engine would take it for a
@@ -32,8 +42,8 @@ def resolve(model: str) -> str:
         while not parent.exists():
             parent = parent.parent
         raise SpecError(
-            f"model {model!r}: there is no such directory ({parent} exists); "
-            "pass the directory that holds config.json, or a hub id"
+            f"{what} {model!r}: there is no such directory ({parent} exists); "
+            f"pass the directory that holds {holds}, or a hub id"
         )
     return model
 
@@ -53,6 +63,68 @@ def weights_bytes(model: str, environ: Mapping[str, str]) -> int | None:
         if size := sum(file.stat().st_size for file in files):
             return size
     return None
+
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of vLLM's max_lora_rank
+LORA_RANK = 16  # its default
+LORAS_AT_ONCE = 4  # adapters that vLLM keeps on a GPU for one batch; each costs memory
+
+
+def with_adapters(model: ModelSpec, prepared: Prepared) -> tuple[ModelSpec, Prepared]:
+    """The model with the engine arguments that its adapters need, and their paths absolute.
+
+    Raises:
+        SpecError: There is no such adapter, its rank does not fit, or the engine cannot have it.
+    """
+    named = {request.lora for request in prepared.requests} - {None}
+    if not named:
+        return model, prepared
+    paths = {name: resolve(str(name), holds="adapter_config.json", what="lora") for name in named}
+    if model.engine == "transformers":
+        if len({request.lora for request in prepared.requests}) > 1:
+            raise SpecError(
+                f"model {model.name!r}: transformers loads one adapter per model; give each "
+                "adapter its own name in `models`"
+            )
+        (path,) = paths.values()
+        return replace(model, engine_args={**model.engine_args, "lora": path}), prepared
+    needed = {
+        "enable_lora": True,
+        "max_lora_rank": _fitting_rank(model, paths.values()),
+        "max_loras": min(len(paths), LORAS_AT_ONCE),
+    }
+    requests = tuple(
+        replace(request, lora=request.lora and paths[request.lora]) for request in prepared.requests
+    )
+    model = replace(model, engine_args={**needed, **model.engine_args})
+    return model, replace(prepared, requests=requests)
+
+
+def _fitting_rank(model: ModelSpec, paths: Iterable[str]) -> int:
+    largest = LORA_RANK
+    limit = model.engine_args.get("max_lora_rank", LORA_RANKS[-1])
+    for path in paths:
+        rank = _rank(path)
+        if rank > limit:
+            raise SpecError(
+                f"model {model.name!r}: the adapter {path} has rank {rank}, the limit is {limit} "
+                '(engine_args["max_lora_rank"]'
+                f"{'' if 'max_lora_rank' in model.engine_args else ', the largest that vLLM has'})"
+            )
+        largest = max(largest, rank)
+    return next(rank for rank in LORA_RANKS if rank >= largest)
+
+
+def _rank(adapter: str) -> int:
+    """The largest rank in an adapter; 0 where it is not on this machine yet."""
+    file = Path(adapter) / "adapter_config.json"
+    if not file.is_file():
+        return 0
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SpecError(f"{file} cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _hub_cache(environ: Mapping[str, str]) -> Path:

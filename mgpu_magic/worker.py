@@ -1,7 +1,7 @@
-"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE KERNEL`.
+"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE KERNEL`, or `serve` in a thread.
 
 ```
-              ┌──────────── main thread ───────────┐
+              ┌───────── one thread: serve ────────┐
  CHANNEL ──>  │ Start, Load, Submit, Abort, Drain  │
               │   engine.add / step / abort        │ ──> CHANNEL
               └────────────────────────────────────┘
@@ -10,8 +10,8 @@
 ```
 
 CHANNEL and LIFELINE are numbers of inherited file descriptors, KERNEL is a process id. Imports
-`messages`, `spec`, `errors` and `engines` alone; the engine's library comes in after the
-environment is complete and the process is pinned to its cores.
+`messages`, `outcomes`, `spec`, `errors` and `engines` alone; the engine's library comes in after
+the environment is complete and the worker is pinned to its cores.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ from mgpu_magic.messages import (
     Abort,
     Command,
     Drain,
-    Failure,
     Fatal,
     Hello,
     Load,
     Loading,
     Outcomes,
     Ready,
-    RemoteError,
     Start,
     Stopped,
     Submit,
@@ -49,12 +47,12 @@ from mgpu_magic.messages import (
     decode_command,
     encode,
 )
+from mgpu_magic.outcomes import Failure, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mgpu_magic.messages import Request
-    from mgpu_magic.spec import WorkerSpec
 
 STATS_SECONDS = 1.0
 
@@ -95,21 +93,36 @@ class PipeChannel:
             self._connection.send_bytes(data)
 
 
-def serve(channel: Channel) -> None:
+class Cancelled(BaseException):  # so that no engine takes it for an error of a request
+    """The kernel wants the worker gone: raised by the channel of a thread, between two steps."""
+
+
+def serve(channel: Channel, pin: Callable[[set[int]], None]) -> None:
     """Run one worker until it is drained.
 
-    An error that ends it is sent as `Fatal` and raised.
+    Args:
+        channel: The line to the kernel.
+        pin: Keeps whatever runs the worker to these cores.
+
+    Raises:
+        EOFError: The kernel hung up; the lifeline does the rest.
+        Cancelled: The kernel wants it gone.
+        BaseException: What ended it, after it was sent as `Fatal`.
     """
-    try:
-        _serve(channel)
-    except EOFError:  # the kernel hung up; the lifeline does the rest
-        raise
-    except BaseException as error:
-        channel.send(Fatal(remote_error(error)))
-        raise
+    with contextlib.ExitStack() as leaving:
+        try:
+            _serve(channel, pin, leaving)
+        except (EOFError, Cancelled):
+            raise
+        except BaseException as error:
+            channel.send(Fatal(remote_error(error)))  # first: releasing a broken engine may hang
+            raise
+    channel.send(Stopped())
 
 
-def _serve(channel: Channel) -> None:
+def _serve(
+    channel: Channel, pin: Callable[[set[int]], None], leaving: contextlib.ExitStack
+) -> None:
     start = channel.receive()
     if not isinstance(start, Start):
         raise ProtocolError(f"the first command is {type(start).__name__}; expected Start")
@@ -119,16 +132,23 @@ def _serve(channel: Channel) -> None:
             "restart the kernel: mgpu_magic was updated while it ran"
         )
     channel.send(Hello(PROTOCOL, os.getpid()))
-    _pin(start.spec)
-    channel.send(Loading("importing"))
+    cores = {core for device in start.spec.devices for core in device.cores}
+    if cores:
+        pin(cores)  # before anything is imported that counts the cores
     engine = engines.create(start.spec)
+    leaving.callback(engine.close)
+    _drive(channel, engine)
+
+
+def _drive(channel: Channel, engine: engines.Engine) -> None:
+    """Take the engine through its life, until it is drained."""
+    channel.send(Loading("importing"))
     engine.prepare()
     channel.send(Loading("imported"))
     match channel.receive():
         case Load():
             pass
         case Drain():
-            channel.send(Stopped())
             return
         case command:
             raise ProtocolError(f"got {type(command).__name__}; expected Load")
@@ -140,12 +160,11 @@ def _serve(channel: Channel) -> None:
             time.monotonic() - began,
             loaded.max_model_len,
             loaded.has_chat_template,
+            loaded.notes,
         )
     )
     with _every(STATS_SECONDS, lambda: channel.send(engine.stats())):
         _work(channel, engine)
-    engine.close()
-    channel.send(Stopped())
 
 
 def _work(channel: Channel, engine: engines.Engine) -> None:
@@ -179,14 +198,6 @@ def _add(engine: engines.Engine, requests: Sequence[Request]) -> tuple[Failure, 
         except Exception as error:  # noqa: BLE001  # the engine refused this prompt alone
             refused.append(Failure(request.index, remote_error(error, with_traceback=False)))
     return tuple(refused)
-
-
-def _pin(spec: WorkerSpec) -> None:
-    """Keep to the cores of a CPU device; libraries count the cores when they are imported."""
-    cores = {core for device in spec.devices for core in device.cores}
-    if cores:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cores)
 
 
 def remote_error(error: BaseException, *, with_traceback: bool = True) -> RemoteError:
@@ -235,6 +246,11 @@ def _hold_lifeline(descriptor: int, kernel: int) -> None:
     threading.Thread(target=watch, name="mgpu-lifeline", daemon=True).start()
 
 
+def _pin_process(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
 def _main(channel: int, lifeline: int, kernel: int) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -242,7 +258,7 @@ def _main(channel: int, lifeline: int, kernel: int) -> None:
     _hold_lifeline(lifeline, kernel)
     code = 1
     try:
-        serve(PipeChannel(channel))
+        serve(PipeChannel(channel), _pin_process)
         code = 0
     except (EOFError, ConnectionError):  # the kernel hung up
         traceback.print_exc()

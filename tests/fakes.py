@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mgpu_magic.messages import (
     PROTOCOL,
-    Completion,
     Drain,
     Exited,
     Hello,
@@ -21,6 +20,7 @@ from mgpu_magic.messages import (
     Stopped,
     Submit,
 )
+from mgpu_magic.outcomes import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,8 +11,8 @@ create(spec) -> Engine
                   close()
 ```
 
-The modules of this package run in the worker; they import `messages`, `spec` and `errors` alone,
-and their libraries inside functions.
+The modules of this package run in the worker, which may be a thread of the kernel; they import
+`messages`, `outcomes`, `spec` and `errors` alone, and their libraries inside functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mgpu_magic.messages import Outcome, Request, Stats
+    from mgpu_magic.messages import Request, Stats
+    from mgpu_magic.outcomes import Outcome
     from mgpu_magic.spec import WorkerSpec
 
 
@@ -34,6 +35,7 @@ class Loaded:
     capacity: int
     max_model_len: int | None = None
     has_chat_template: bool = False
+    notes: tuple[str, ...] = ()
 
 
 class EngineGone(Exception):  # noqa: N818  # not an error of the request that met it
@@ -71,7 +73,7 @@ class Engine(Protocol):
         """Figures for the panel."""
 
     def close(self) -> None:
-        """Release what would outlive the process."""
+        """Release what would outlive the worker: device memory in a thread, say."""
 
 
 def create(spec: WorkerSpec) -> Engine:
@@ -81,6 +83,14 @@ def create(spec: WorkerSpec) -> Engine:
             from mgpu_magic.engines.vllm import VllmEngine
 
             return VllmEngine(spec)
+        case "transformers":
+            from mgpu_magic.engines.transformers import TransformersEngine
+
+            return TransformersEngine(spec)
+        case "python":
+            from mgpu_magic.engines.python import PythonEngine
+
+            return PythonEngine(spec)
         case "echo":
             from mgpu_magic.engines.echo import EchoEngine
 

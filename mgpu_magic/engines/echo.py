@@ -15,12 +15,14 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, assert_never
 
 from mgpu_magic.engines import Loaded
-from mgpu_magic.messages import Chat, Completion, Pickled, Stats, Tokens
+from mgpu_magic.messages import Chat, Pickled, Stats, Tokens
+from mgpu_magic.outcomes import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mgpu_magic.messages import Outcome, Prompt, Request
+    from mgpu_magic.messages import Prompt, Request
+    from mgpu_magic.outcomes import Outcome
     from mgpu_magic.spec import WorkerSpec
 
 

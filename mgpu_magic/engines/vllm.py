@@ -15,21 +15,14 @@ import time
 from typing import TYPE_CHECKING, Any, assert_never
 
 from mgpu_magic.engines import EngineGone, Loaded
-from mgpu_magic.messages import (
-    Chat,
-    Completion,
-    Failure,
-    Pickled,
-    RemoteError,
-    Stats,
-    TokenLogprob,
-    Tokens,
-)
+from mgpu_magic.messages import Chat, Pickled, Stats, Tokens
+from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from mgpu_magic.messages import Logprobs, Outcome, Prompt, Request
+    from mgpu_magic.messages import Prompt, Request
+    from mgpu_magic.outcomes import Logprobs, Outcome
     from mgpu_magic.spec import WorkerSpec
 
 GIB = 2**30

@@ -36,12 +36,12 @@ from mgpu_magic.messages import (
     Command,
     Exited,
     Fatal,
-    RemoteError,
     Start,
     Started,
     decode_event,
     encode,
 )
+from mgpu_magic.outcomes import RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mgpu_magic import Session
-    from mgpu_magic.messages import Outcome
+    from mgpu_magic.outcomes import Outcome
 
 
 def answered_by(outcomes: Iterable[Outcome]) -> Counter[str]:

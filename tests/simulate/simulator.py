@@ -27,22 +27,19 @@ from mgpu_magic.lifecycle import (
     WorkerState,
 )
 from mgpu_magic.messages import (
-    Completion,
     Event,
     Exited,
-    Failure,
     Fatal,
     Hello,
     Loading,
-    Outcome,
     Outcomes,
     Ready,
-    RemoteError,
     Request,
     Started,
     Stats,
     Stopped,
 )
+from mgpu_magic.outcomes import Completion, Failure, Outcome, RemoteError
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.spec import Sampling
 

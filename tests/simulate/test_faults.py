@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mgpu_magic.lifecycle import Planned, WorkerState
-from mgpu_magic.messages import Completion
+from mgpu_magic.outcomes import Completion
 from mgpu_magic.placement import place
 from mgpu_magic.spec import Device, ModelSpec
 from simulate.simulator import Machine, Simulation

@@ -13,10 +13,8 @@ from mgpu_magic.messages import (
     Abort,
     Chat,
     Command,
-    Completion,
     Drain,
     Exited,
-    Failure,
     Fatal,
     Hello,
     Load,
@@ -24,19 +22,18 @@ from mgpu_magic.messages import (
     Outcomes,
     Pickled,
     Ready,
-    RemoteError,
     Request,
     Start,
     Started,
     Stats,
     Stopped,
     Submit,
-    TokenLogprob,
     Tokens,
     decode_command,
     decode_event,
     encode,
 )
+from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 from mgpu_magic.spec import Device, Sampling, WorkerSpec
 
 if TYPE_CHECKING:

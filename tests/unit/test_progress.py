@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mgpu_magic.messages import (
-    Completion,
     Event,
     Exited,
-    Failure,
     Fatal,
     Hello,
     Loading,
-    Outcome,
     Outcomes,
     Ready,
-    RemoteError,
     Started,
     Stats,
     Stopped,
 )
+from mgpu_magic.outcomes import Completion, Failure, Outcome, RemoteError
 from mgpu_magic.progress import Progress, Reading, WorkerFigures, render_text
 from mgpu_magic.snapshot import (
     JobView,

@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 
 from mgpu_magic.errors import ProtocolError, RequestError
-from mgpu_magic.messages import Completion, Failure, RemoteError
+from mgpu_magic.outcomes import Completion, Failure, RemoteError
 from mgpu_magic.results import Collector, Ensemble, ResultSet, RunStats, WorkerStats
 from mgpu_magic.tables import clipped
 
 if TYPE_CHECKING:
-    from mgpu_magic.messages import Outcome
+    from mgpu_magic.outcomes import Outcome
 
 TOO_LONG = RemoteError("VLLMValidationError", "the prompt is too long", "Traceback ...")
 INTERRUPTED = RemoteError("Interrupted", "stopped by the user")

@@ -21,21 +21,19 @@ from mgpu_magic.lifecycle import (
     WorkerState,
 )
 from mgpu_magic.messages import (
-    Completion,
     Event,
     Exited,
-    Failure,
     Fatal,
     Hello,
     Loading,
     Outcomes,
     Ready,
-    RemoteError,
     Request,
     Started,
     Stats,
     Stopped,
 )
+from mgpu_magic.outcomes import Completion, Failure, RemoteError
 from mgpu_magic.scheduler import Scheduler, fair_share, longest_first
 from mgpu_magic.spec import Sampling
 

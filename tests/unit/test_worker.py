@@ -17,16 +17,13 @@ from mgpu_magic.messages import (
     PROTOCOL,
     Abort,
     Command,
-    Completion,
     Drain,
-    Failure,
     Fatal,
     Hello,
     Load,
     Loading,
     Outcomes,
     Ready,
-    RemoteError,
     Request,
     Start,
     Stats,
@@ -36,11 +33,12 @@ from mgpu_magic.messages import (
     decode_event,
     encode,
 )
+from mgpu_magic.outcomes import Completion, Failure, RemoteError
 from mgpu_magic.spec import Device, Sampling, WorkerSpec
 from mgpu_magic.worker import PipeChannel, remote_error, serve
 
 if TYPE_CHECKING:
-    from mgpu_magic.messages import Outcome
+    from mgpu_magic.outcomes import Outcome
 
 GPU = Device(kind="cuda", index=0, name="Tesla T4", mask="0")  # a CPU device would pin pytest
 

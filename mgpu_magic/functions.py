@@ -1,0 +1,105 @@
+"""A function of the notebook, made ready for a worker.
+
+```
+def in a cell ── to_function ──> Function(by value, with its source lines)   for a process
+                           └───> Function(live)                              for a thread
+```
+
+Pure; imports `errors` and `spec` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from mgpu_magic.errors import SpecError
+from mgpu_magic.spec import Function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def to_function(function: Any, name: str, *, live: bool) -> Function:
+    """`function` as it can be sent to a worker.
+
+    Args:
+        function: What the cell defines.
+        name: What the cell calls it; used in messages.
+        live: Whether the worker is a thread, which calls the function itself. Else it travels
+            by value, with all that it refers to in the notebook.
+
+    Raises:
+        SpecError: No function, or it refers to something that cannot be pickled.
+    """
+    if not callable(function):
+        raise SpecError(f"{name} is of type {type(function).__name__}; define a function")
+    if live:
+        return Function(name, live=function)
+    import cloudpickle
+
+    try:
+        pickled = cloudpickle.dumps(function)
+    except Exception as error:  # pickling runs the code of the user's objects
+        culprit = _culprit(function)
+        raise SpecError(
+            f"{name} cannot be sent to another process"
+            f"{f': it uses {culprit}, which cannot be pickled' if culprit else ''} "
+            f"({type(error).__name__}: {error}); make it inside load(device), or run in threads: "
+            "--launcher thread"
+        ) from error
+    return Function(name, pickled, _sources(function))
+
+
+def _culprit(function: Any) -> str:
+    """Name and type of the first thing that the function uses and that cannot be pickled."""
+    import cloudpickle
+
+    for name, value in _used(function):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001  # pickling runs the code of the user's objects
+            return f"{name} ({type(value).__module__}.{type(value).__qualname__})"
+    return ""
+
+
+def _used(function: Any) -> Iterator[tuple[str, object]]:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    space = function.__globals__
+    yield from ((name, space[name]) for name in _names(code) if name in space)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
+            yield name, cell.cell_contents
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Global names that the code and the functions in it read."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _sources(function: Any) -> dict[str, tuple[str, ...]]:
+    """The lines of the cells behind `function` and the notebook's functions that it uses."""
+    found: dict[str, tuple[str, ...]] = {}
+    seen: set[int] = set()
+
+    def visit(value: object) -> None:
+        code = getattr(value, "__code__", None)
+        if not isinstance(code, CodeType) or id(value) in seen:
+            return
+        seen.add(id(value))
+        file = code.co_filename
+        if getattr(value, "__module__", None) != "__main__":
+            return  # a module's file is there for the worker too
+        found[file] = tuple(linecache.getlines(file))
+        for _, used in _used(value):
+            visit(used)
+
+    visit(function)
+    return found
