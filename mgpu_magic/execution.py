@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mgpu_magic")
 
+PATIENCE_SECONDS = 5.0  # for a device to become free, before the cell says what it waits for
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -121,9 +123,13 @@ class Execution:
             workers=[seat.planned() for seat in seats],
             stagger=job.stagger,
             parallel_loads=parallel_loads,
-            # On a GPU the first load compiles for all, into a cache that two would spoil. On a CPU
-            # nothing is compiled, and replicas load faster side by side.
-            first_alone=any(d.kind == "cuda" for seat in seats for d in seat.placed.spec.devices),
+            # On a GPU vLLM's first load compiles for all, into a cache that two would spoil. On a
+            # CPU nothing is compiled, and replicas load faster side by side.
+            first_alone=any(
+                seat.placed.spec.engine == "vllm" and device.kind == "cuda"
+                for seat in seats
+                for device in seat.placed.spec.devices
+            ),
         )
         self._first_grant: float | None = None
 
@@ -146,6 +152,8 @@ class Execution:
             return
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
+            for note in event.notes:
+                self._progress.note(f"{self._seats[worker].placed.model}: {note}")
         try:
             actions = self._scheduler.handle(worker, event)
         except ProtocolError as error:
@@ -215,6 +223,7 @@ class Execution:
                 case StartWorker(worker):
                     self._assign(self._seats[worker])
                     self._fleet.start(worker, self._seats[worker].placed.spec)
+                    self._later(PATIENCE_SECONDS, partial(self._name_occupants, worker))
                 case GrantLoad(worker, delay):
                     now = time.monotonic()
                     self._first_grant = now if self._first_grant is None else self._first_grant
@@ -239,6 +248,16 @@ class Execution:
             self._send(worker, Load())
             self._progress.apply(worker, Loading("loading"))
 
+    def _name_occupants(self, worker: int) -> None:
+        """Say whom a worker that cannot start yet waits for; a thread cannot be killed."""
+        for other in self._fleet.before(worker):
+            what = f"{other.spec.label} waits for the end of {other.spec.model_label}"
+            if other.spec.launcher == "thread":
+                what += (
+                    ", a thread, which ends after its batch or load; if never, restart the kernel"
+                )
+            self._progress.note(f"{what}.")
+
     def _send(self, worker: int, command: Load | Submit | Abort) -> None:
         if (living := self._fleet.get(worker)) is not None:
             living.send(command)
@@ -251,6 +270,8 @@ class Execution:
         """Plain text for a model that was trained on chats is a common, silent mistake."""
         requests = self._prepared[seat.placed.model].requests
         text = requests[0].prompt if requests else None
+        if seat.placed.spec.task != "generate":
+            return
         if ready.has_chat_template and isinstance(text, str) and "<|" not in text:  # no template's
             self._progress.note(
                 f"{seat.placed.model} has a chat template, and the prompts are plain text: "
@@ -289,7 +310,8 @@ class Execution:
         asked = [request.prompt for p in self._prepared.values() for request in p.requests]
         if all(prompt == asked[0] for prompt in asked):
             return None
-        return EngineError(text, kind=kind, results=results)
+        trace = failures[0].error.traceback
+        return EngineError(text, kind=kind, traceback=trace, results=results)
 
 
 def _load_error(model: str, death: Death, results: Results) -> ReportedError:

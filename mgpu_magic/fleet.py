@@ -96,6 +96,12 @@ class Fleet:
         if not self._occupants(worker):
             self._launch(worker)
 
+    def before(self, number: int) -> list[Worker]:
+        """Who must be gone before the worker of that number can start."""
+        worker = self._workers.get(number)
+        waiting = worker is not None and worker.handle is None
+        return self._occupants(worker) if waiting and worker else []
+
     def retire(self, number: int) -> None:
         """Let a worker go: what it runs is finished first, within a limit."""
         worker = self._workers.get(number)

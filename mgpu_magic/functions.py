@@ -11,7 +11,10 @@ Pure; imports `errors` and `spec` alone.
 from __future__ import annotations
 
 import contextlib
+import io
 import linecache
+import os
+from collections import ChainMap
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +41,8 @@ def to_function(function: Any, name: str, *, live: bool) -> Function:
         raise SpecError(f"{name} is of type {type(function).__name__}; define a function")
     if live:
         return Function(name, live=function)
-    import cloudpickle
-
     try:
-        pickled = cloudpickle.dumps(function)
+        return _by_value(function, name)
     except Exception as error:  # pickling runs the code of the user's objects
         culprit = _culprit(function)
         raise SpecError(
@@ -50,7 +51,35 @@ def to_function(function: Any, name: str, *, live: bool) -> Function:
             f"({type(error).__name__}: {error}); make it inside load(device), or run in threads: "
             "--launcher thread"
         ) from error
-    return Function(name, pickled, _sources(function))
+
+
+def _by_value(function: Any, name: str) -> Function:
+    """The pickled function, with the lines of the cells that its code stands in.
+
+    cloudpickle names no files, so that equal code has equal bytes whenever its cell ran; a
+    traceback needs one. A cell is named by the first function of it that is met.
+    """
+    import cloudpickle
+
+    cells: dict[str, str] = {}
+    sources: dict[str, tuple[str, ...]] = {}
+    reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def reduce(code: CodeType) -> tuple[Any, ...]:
+        file = code.co_filename
+        if not os.path.exists(file):  # else it is there for the worker too
+            cell = cells.setdefault(file, f"<cell of {code.co_name}>")
+            sources[cell] = tuple(linecache.getlines(file))
+            file = cell
+        make, parts, *rest = reduce_code(code.replace(co_filename=file))
+        return (make, tuple(file if part == "<dynamic-code>" else part for part in parts), *rest)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        dispatch_table = ChainMap({CodeType: reduce}, cloudpickle.Pickler.dispatch_table)  # noqa: RUF012  # as pickle wants it
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=5).dump(function)
+    return Function(name, buffer.getvalue(), sources)
 
 
 def _culprit(function: Any) -> str:
@@ -82,24 +111,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def _sources(function: Any) -> dict[str, tuple[str, ...]]:
-    """The lines of the cells behind `function` and the notebook's functions that it uses."""
-    found: dict[str, tuple[str, ...]] = {}
-    seen: set[int] = set()
-
-    def visit(value: object) -> None:
-        code = getattr(value, "__code__", None)
-        if not isinstance(code, CodeType) or id(value) in seen:
-            return
-        seen.add(id(value))
-        file = code.co_filename
-        if getattr(value, "__module__", None) != "__main__":
-            return  # a module's file is there for the worker too
-        found[file] = tuple(linecache.getlines(file))
-        for _, used in _used(value):
-            visit(used)
-
-    visit(function)
-    return found

@@ -33,13 +33,21 @@ from mgpu_magic.errors import PlacementError, SpecError
 from mgpu_magic.options import Options
 from mgpu_magic.session import Session
 from mgpu_magic.snapshot import render_text
-from mgpu_magic.spec import ENGINES
+from mgpu_magic.spec import ENGINES, LAUNCHERS, TASKS
 
 if TYPE_CHECKING:
     from mgpu_magic.execution import Results
 
-BODY_NAMES = ("model", "models", "prompts", "sampling", "engine_args")
+BODY_NAMES = (
+    "model", "models", "prompts", "sampling", "engine_args", "choices", "lora", "load", "predict",
+    "choice", "json_schema",
+)  # fmt: skip
 """The names by which a cell's body describes its job."""
+
+_PLAIN_OPTIONS = (
+    "seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "launcher", "task",
+    "batch_size", "regex",
+)  # fmt: skip
 
 LINE_HELP = """\
 %multigpu status          the devices, and what is loaded on them
@@ -92,12 +100,22 @@ class MultiGPU(Magics):
     @argument("--models", metavar="NAME", help="Variable that holds the models of an ensemble.")
     @argument("--sampling", metavar="NAME", help="Variable that holds SamplingParams fields.")
     @argument("--engine-args", metavar="NAME", help="Variable that holds the engine's arguments.")
+    @argument("--choices", metavar="NAME", help="Variable that holds the texts to weigh.")
+    @argument("--lora", metavar="NAME", help="Variable that holds the adapter's directory.")
+    @argument("--load", metavar="NAME", help="Function load(device) -> state.")
+    @argument("--predict", metavar="NAME", help="Function predict(state, batch) -> list.")
+    @argument("--json-schema", metavar="NAME", help="Variable: answers follow this JSON schema.")
+    @argument("--regex", help="Answers follow this regular expression.")
+    @argument("--choice", metavar="NAME", help="Variable: answers are one of these texts.")
     @argument("--max-tokens", type=int, help="Tokens that an answer may have.")
     @argument("--temperature", type=float, help="0 is greedy.")
     @argument("--seed", type=int, help="Makes sampling repeatable, however prompts are shared out.")
     @argument("--chat", action="store_true", help="Send texts as user messages (chat template).")
     @argument("--devices", metavar="all|0,1|cpu|cpu:N", help="Which devices; default: all.")
     @argument("--engine", choices=ENGINES, help="What runs the model; default: vllm.")
+    @argument("--launcher", choices=LAUNCHERS, help="Where workers run; default: process.")
+    @argument("--task", choices=TASKS, help="What is asked of the model; default: generate.")
+    @argument("--batch-size", type=int, help="Prompts per batch (transformers, python); 8.")
     @argument("--tensor-parallel-size", type=int, metavar="K", help="Devices per copy.")
     @argument("--max-model-len", type=int, help="Tokens of prompt and answer together.")
     @argument("--gpu-memory-utilization", type=float, help="Part of each GPU's memory; 0.92.")
@@ -114,6 +132,12 @@ class MultiGPU(Magics):
         prompts      list (or Series, array, column, generator) of texts, chats, token ids
         sampling     dict of vLLM SamplingParams fields, or one dict per prompt
         engine_args  dict of engine arguments: max_model_len, quantization, dtype, ...
+        choices      texts; asks for the probability of each as the continuation of a prompt
+        lora         directory of a LoRA adapter, or one (or None) per prompt
+        json_schema  answers follow this schema
+        choice       answers are one of these texts
+        load         load(device) -> state, called once per device
+        predict      predict(state, batch) -> list; runs instead of a model
 
         The models stay loaded for the next cell; `%multigpu free` releases them.
         """
@@ -210,9 +234,10 @@ class MultiGPU(Magics):
             elif expression is not None:
                 values[name] = self._look_up(expression, option)
         models = values.get("models")
-        required = (
-            [] if values.get("model") is not None or models is not None else ["model", "models"]
-        )
+        if values.get("predict") is None and given["engine"] != "python":
+            values.pop("load", None)  # a helper of the cell that happens to be called so
+        named = [name for name in ("model", "models", "predict") if values.get(name) is not None]
+        required = [] if named else ["model", "models"]
         if not (models and all(isinstance(m, Mapping) and "prompts" in m for m in models.values())):
             required.append("prompts")
         for name in required:
@@ -221,10 +246,12 @@ class MultiGPU(Magics):
                     f"the cell does not set {name}; the notebook has one from an earlier cell: "
                     f"add {options[name]} {name} to use it"
                 )
-        for name in ("seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization"):
+        for name in _PLAIN_OPTIONS:
             values[name] = given[name]
-        for name in ("devices", "engine", "stagger"):
+        for name in ("devices", "stagger"):
             values[name] = given[name] or getattr(self, name)
+        default = None if values.get("predict") is not None else self.engine
+        values["engine"] = given["engine"] or default
         values["chat"] = given["chat"] or self.chat
         sampling = values.get("sampling")
         rows = sampling if isinstance(sampling, list | tuple) else [sampling]

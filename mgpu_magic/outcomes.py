@@ -17,12 +17,16 @@ Shared by kernel and worker; imports nothing of the package.
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from array import array
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 
@@ -40,6 +44,19 @@ class RemoteError:
     kind: str
     message: str
     traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, *, with_traceback: bool = True) -> RemoteError:
+        """`error` as text that any process can read.
+
+        The traceback begins where the package calls others: its own frames explain nothing.
+        """
+        trace = last = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            last, trace = trace, trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace or last)
+        text = "".join(lines) if with_traceback else ""
+        return cls(type(error).__name__, str(error) or repr(error), text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mgpu_magic.prompts import Prepared, to_requests
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mgpu_magic.spec import JobSpec, ModelSpec
 
@@ -36,7 +36,7 @@ class Preparation:
         prompts: The prompts by model name.
         discovery: The devices that it may use.
         placed: Its workers.
-        parallel_loads: How many of them the host has memory to load at the same time.
+        parallel_loads: How many of them may load their weights at the same time.
     """
 
     job: JobSpec
@@ -73,15 +73,21 @@ def prepare(job: JobSpec, devices: str) -> Preparation:
         for model in models
     }
     placed = place(models, discovery.devices, sizes) if models else ()
-    largest = max((size for size in sizes.values() if size), default=0)
-    loads = free_host_bytes() // largest if largest else len(placed)
     return Preparation(
         job=job,
         prompts=prompts,
         discovery=discovery,
         placed=placed,
-        parallel_loads=max(loads, 1),
+        parallel_loads=_parallel_loads(placed, sizes),
     )
+
+
+def _parallel_loads(placed: Sequence[Placed], sizes: Mapping[str, int | None]) -> int:
+    """How many workers may load at once: threads one by one, processes as host memory allows."""
+    if any(place_.spec.launcher == "thread" for place_ in placed):
+        return 1
+    largest = max((size for size in sizes.values() if size), default=0)
+    return max(free_host_bytes() // largest, 1) if largest else max(len(placed), 1)
 
 
 def _prompts(job: JobSpec, model: ModelSpec) -> Prepared:

@@ -28,7 +28,7 @@ from mgpu_magic.messages import (
     Stats,
     Stopped,
 )
-from mgpu_magic.outcomes import Failure, Outcome
+from mgpu_magic.outcomes import Completion, Failure, Outcome, Prediction
 from mgpu_magic.snapshot import (
     DeviceView,
     JobState,
@@ -102,9 +102,11 @@ class _Tally:
         self.done += 1
         if isinstance(outcome, Failure):
             self.failed += 1
-        else:
+        elif isinstance(outcome, Completion):
             self.prompt_tokens += outcome.prompt_tokens
             self.output_tokens += outcome.output_tokens
+        elif isinstance(outcome, Prediction):
+            self.prompt_tokens += outcome.prompt_tokens
 
 
 @dataclass(slots=True, eq=False)

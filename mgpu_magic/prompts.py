@@ -172,7 +172,7 @@ def _text_or_pair(row: object, index: int) -> Prompt:
     match row:
         case [str(first), str(second)] | {"text": str(first), "text_pair": str(second)}:
             return Pair(str.__str__(first), str.__str__(second))
-        case {"text": str(text)} if len(row) == 1:
+        case {"text": str(text), **others} if not others:
             return str.__str__(text)
         case Mapping() if "text" in row or "text_pair" in row:
             raise SpecError(

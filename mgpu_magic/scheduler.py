@@ -76,6 +76,7 @@ class _Worker:
     pace: float  # requests finished, which is as good as speed; 0: was never ready
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False  # what is in flight is a group of suspects
+    weights: bool = False  # they are loaded: what follows needs no more of the host's memory
     losses: int = 0  # in a row, without an outcome in between
     error: RemoteError | None = None
 
@@ -153,7 +154,7 @@ class Scheduler:
         requests: The requests by model name.
         workers: The workers, those that exist already included. A model with requests has one.
         stagger: Seconds from one load to the next; None: as soon as the next two allow.
-        parallel_loads: How many workers may load at the same time.
+        parallel_loads: How many workers may load their weights at the same time.
         first_alone: Whether the first load of a model goes alone (it fills caches for the
             others) where `stagger` does not say otherwise.
         restart_budget: How often in a row a worker is restarted before it finishes a request;
@@ -233,6 +234,7 @@ class Scheduler:
                 return []
             case Loading(stage):
                 this.imported |= stage == "imported"
+                this.weights |= stage == "warming up"
                 return self._grant_due()
             case Ready(capacity):
                 this.capacity = capacity
@@ -290,7 +292,7 @@ class Scheduler:
 
     def _start(self, worker: _Worker) -> StartWorker:
         self._move(worker, StartWorker)
-        worker.imported, worker.error = False, None
+        worker.imported, worker.weights, worker.error = False, False, None
         return StartWorker(worker.id)
 
     def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
@@ -324,7 +326,8 @@ class Scheduler:
                 continue
             first = all(other.model is not worker.model for other in loading)
             free = not self._first_alone or worker.model.was_ready or first
-            if free and len(loading) < self._parallel_loads:
+            reading = sum(not other.weights for other in loading)
+            if free and reading < self._parallel_loads:
                 self._move(worker, GrantLoad)
                 loading.append(worker)
                 actions.append(GrantLoad(worker.id, self._grants * (self._stagger or 0.0)))

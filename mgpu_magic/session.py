@@ -326,10 +326,13 @@ class Session:
             if not alive:
                 return len(numbers)
             time.sleep(GONE_POLL_SECONDS)
-        raise WorkerError(
-            f"workers {alive} do not end; their processes may hang in the driver "
-            "(`nvidia-smi` shows them)"
+        threads = self._loop.call(
+            lambda: [w.spec.model_label for w in self._fleet if w.spec.launcher == "thread"]
         )
+        why = "their processes may hang in the driver (`nvidia-smi` shows them)"
+        if threads:
+            why = f"threads cannot be killed ({', '.join(threads)}): restart the kernel"
+        raise WorkerError(f"workers {alive} do not end; {why}")
 
     def _show(self, discovery: Discovery) -> None:
         """Show these devices from now on."""

@@ -90,8 +90,8 @@ class Function:
     Attributes:
         name: What the cell calls it.
         pickled: The function by value, as cloudpickle bytes, for another process; else empty.
-        sources: The lines of the cells that it is made of, by file name, so that an error in
-            another process points at them.
+        sources: The lines of the cells that it is made of, by the name that their code has, so
+            that an error in another process points at them.
         live: The function itself, for a thread of the kernel; else None.
     """
 

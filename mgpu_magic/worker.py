@@ -115,7 +115,7 @@ def serve(channel: Channel, pin: Callable[[set[int]], None]) -> None:
         except (EOFError, Cancelled):
             raise
         except BaseException as error:
-            channel.send(Fatal(remote_error(error)))  # first: releasing a broken engine may hang
+            channel.send(Fatal(RemoteError.of(error)))  # first: releasing a broken engine may hang
             raise
     channel.send(Stopped())
 
@@ -196,17 +196,8 @@ def _add(engine: engines.Engine, requests: Sequence[Request]) -> tuple[Failure, 
         except engines.EngineGone:
             raise
         except Exception as error:  # noqa: BLE001  # the engine refused this prompt alone
-            refused.append(Failure(request.index, remote_error(error, with_traceback=False)))
+            refused.append(Failure(request.index, RemoteError.of(error, with_traceback=False)))
     return tuple(refused)
-
-
-def remote_error(error: BaseException, *, with_traceback: bool = True) -> RemoteError:
-    """`error` as text that any process can read."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # our own frames explain nothing
-    lines = traceback.format_exception(type(error), error, trace) if with_traceback else ()
-    return RemoteError(type(error).__name__, str(error) or repr(error), "".join(lines))
 
 
 @contextlib.contextmanager

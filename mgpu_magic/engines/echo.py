@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, assert_never
 
 from mgpu_magic.engines import Loaded
-from mgpu_magic.messages import Chat, Pickled, Stats, Tokens
+from mgpu_magic.messages import Chat, Pair, Pickled, Stats, Tokens
 from mgpu_magic.outcomes import Completion
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def _text(prompt: Prompt) -> str:
             return " ".join(map(str, ids))
         case Chat(messages):
             return str(messages[-1]["content"])
+        case Pair(first, second):
+            return f"{first} {second}"
         case Pickled(data):
             return str(pickle.loads(data)["prompt"])  # noqa: S301  # from the kernel alone
         case _:

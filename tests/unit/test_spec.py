@@ -207,7 +207,7 @@ def test_a_built_model_is_refused() -> None:
     ("changes", "said"),
     [
         ({"model": "  "}, "model is empty"),
-        ({"engine": "tgi"}, "engine 'tgi' is unknown; choose one of vllm, echo"),
+        ({"engine": "tgi"}, "engine 'tgi' is unknown; choose one of vllm, transformers, python, echo"),
         ({"engine_args": {"model": "x"}}, "engine_args['model'] cannot be set: name the model"),
         ({"engine_args": {"device": "cuda:1"}}, "engine_args['device'] cannot be set: choose"),
         ({"engine_args": {"tensor_parallel_size": 2}}, "engine_args['tensor_parallel_size']"),

@@ -35,12 +35,13 @@ from mgpu_magic.messages import (
 )
 from mgpu_magic.outcomes import Completion, Failure, RemoteError
 from mgpu_magic.spec import Device, Sampling, WorkerSpec
-from mgpu_magic.worker import PipeChannel, remote_error, serve
+from mgpu_magic.worker import PipeChannel, serve
 
 if TYPE_CHECKING:
     from mgpu_magic.outcomes import Outcome
 
-GPU = Device(kind="cuda", index=0, name="Tesla T4", mask="0")  # a CPU device would pin pytest
+GPU = Device(kind="cuda", index=0, name="Tesla T4", mask="0")
+CPU = Device(kind="cpu", index=0, name="CPU (2 cores)", cores=(3, 5))
 
 
 class Script:
@@ -48,11 +49,16 @@ class Script:
 
     Args:
         commands: What the kernel sends; None: nothing more until the engine has done a step.
+
+    Attributes:
+        events: What the worker says.
+        pinned: The cores that it keeps to.
     """
 
     def __init__(self, *commands: Command | None) -> None:
         self._commands = deque(commands)
         self.events: list[WorkerEvent] = []
+        self.pinned: set[int] = set()
 
     def poll(self, seconds: float | None) -> bool:
         while self._commands and self._commands[0] is None:
@@ -100,7 +106,7 @@ def submit(job: int, *prompts: str, first: int = 0) -> Submit:
 def served(*commands: Command | None, **args: Any) -> Script:
     """A channel after a worker has served it, from `Start` and `Load` to `Drain`."""
     channel = Script(start(**args), Load(), *commands)
-    serve(channel)
+    serve(channel, channel.pinned.update)
     return channel
 
 
@@ -108,7 +114,7 @@ def failed(*commands: Command | None, kind: type[BaseException] = ProtocolError)
     """What a worker says that these commands end with an error of that kind."""
     channel = Script(*commands)
     with pytest.raises(kind):
-        serve(channel)
+        serve(channel, channel.pinned.update)
     fatal = channel.events[-1]
     assert isinstance(fatal, Fatal)
     assert fatal.error.kind == kind.__name__
@@ -156,7 +162,7 @@ def test_the_time_to_load_is_measured() -> None:
 def test_a_worker_may_leave_before_it_loads() -> None:
     """It is not made to load a model that nobody needs any more."""
     channel = Script(start(fail_to_load="never tried"), Drain())
-    serve(channel)
+    serve(channel, channel.pinned.update)
     assert channel.events[-2:] == [Loading("imported"), Stopped()]
 
 
@@ -296,11 +302,20 @@ def test_a_command_out_of_turn_ends_the_worker(commands: tuple[Command, ...], me
     assert failed(*commands).message == message
 
 
+def test_a_worker_keeps_to_the_cores_of_its_device() -> None:
+    """A worker of a GPU may use any core, one of a CPU device only its own."""
+    assert served(Drain()).pinned == set()
+    spec = WorkerSpec(engine="echo", model="m", engine_args={}, devices=(CPU,))
+    channel = Script(Start(PROTOCOL, spec), Load(), Drain())
+    serve(channel, channel.pinned.update)
+    assert channel.pinned == {3, 5}
+
+
 def test_a_kernel_that_hangs_up_is_told_nothing() -> None:
     """There is nobody left to tell."""
     channel = Script(start(), Load(), submit(1, "a"))
     with pytest.raises(EOFError):
-        serve(channel)
+        serve(channel, channel.pinned.update)
     assert channel.answered == [(1, 0)]
     assert not [event for event in channel.events if isinstance(event, Fatal)]
 
@@ -310,7 +325,7 @@ def test_a_kernel_that_hangs_up_is_told_nothing() -> None:
 
 def test_an_error_without_words_is_told_by_its_form() -> None:
     """An empty message would leave the user with nothing."""
-    error = remote_error(KeyError(), with_traceback=False)
+    error = RemoteError.of(KeyError(), with_traceback=False)
     assert error == RemoteError("KeyError", "KeyError()")
 
 
