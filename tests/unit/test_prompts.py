@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.messages import Chat, Pickled, Submit, Tokens, decode_command, encode
+from mgpu_magic.messages import Chat, Pair, Pickled, Submit, Tokens, decode_command, encode
 from mgpu_magic.prompts import to_requests
 from mgpu_magic.spec import Sampling
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mgpu_magic.messages import Prompt
+    from mgpu_magic.spec import Task
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hello"}
@@ -395,6 +396,98 @@ def test_an_error_in_the_users_generator_is_theirs() -> None:
 
     with pytest.raises(LookupError, match="mine"):
         to_requests(broken())
+
+
+PAIR = Pair("a", "b")
+
+
+@pytest.mark.parametrize("task", ["classify", "embed", "score"])
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [("a", "b")] * 4,
+        [["a", "b"]] * 4,
+        [{"text": "a", "text_pair": "b"}] * 4,
+        np.array([["a", "b"]] * 4),
+        pd.Series([("a", "b")] * 4),
+    ],
+)
+def test_pairs_of_texts(prompts: object, task: Task) -> None:
+    """However a pair is written, it is one prompt."""
+    assert prompts_of(prompts, task=task) == [PAIR] * 4
+
+
+def test_texts_and_pairs_for_a_classifier() -> None:
+    """A classifier takes both, and a text may come as a dict; token ids stay token ids."""
+    prompts = ["a", {"text": "a"}, ("a", "b"), [5, 6]]
+    assert prompts_of(prompts, task="classify") == ["a", "a", PAIR, Tokens((5, 6))]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "task", "said"),
+    [
+        (["a"], "score", "prompt 0 is text; the task score is about pairs of texts"),
+        ([("a", "b"), [5]], "score", "prompt 1 is token ids; the task score"),
+        ([{"text": "a", "pair": "b"}], "classify", "prompt 0 is dict ({'pair': 'b', 'text': 'a'})"),
+        ([{"text": "a", "text_pair": 1}], "embed", "prompt 0 is dict"),
+        ([("a", None)], "classify", "prompt 0, item 0 is str ('a')"),
+        ([("a", "b")], "generate", "prompt 0, item 0 is str ('a')"),
+        ([float("nan")], "classify", "prompt 0 is float (nan)"),
+    ],
+)
+def test_a_wrong_pair_is_named(prompts: object, task: Task, said: str) -> None:
+    """By its index, with what a pair is."""
+    with pytest.raises(SpecError) as caught:
+        to_requests(prompts, task=task)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_function_takes_any_object() -> None:
+    """Text travels as it is, anything else pickled."""
+    prompts = prompts_of(["a", None, {"x": np.ones(2)}], objects=True)
+    assert prompts[0] == "a"
+    assert [type(prompt) for prompt in prompts[1:]] == [Pickled, Pickled]
+    assert isinstance(prompts[1], Pickled)
+    assert pickle.loads(prompts[1].data) is None
+
+
+def test_an_object_for_a_function_that_cannot_be_sent_is_named() -> None:
+    """The message names the prompt."""
+    with pytest.raises(SpecError, match=r"^prompt 1 is lock \(.*\) and cannot be sent to a worker"):
+        to_requests([1, threading.Lock()], objects=True)
+
+
+def test_choices_go_with_each_prompt() -> None:
+    """In the order in which they were given."""
+    requests = to_requests(["a", "b"], choices=("Y", "N")).requests
+    assert [request.choices for request in requests] == [("Y", "N")] * 2
+
+
+def test_adapters_for_all_or_for_each() -> None:
+    """A path is for all prompts; a list has one or None for each."""
+
+    def adapters(lora: object) -> list[str | None]:
+        return [request.lora for request in to_requests(["a", "b"], lora=lora).requests]
+
+    assert adapters(None) == [None, None]
+    assert adapters("one") == ["one", "one"]
+    assert adapters(Path("one")) == ["one", "one"]
+    assert adapters([None, Path("two")]) == [None, "two"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        (["one"], "lora is ['one']; pass the directory of one adapter, or one (or None) for each"),
+        (3, "lora is 3; pass the directory"),
+        (["one", 3], "lora[1] is int (3); pass a directory, or None"),
+    ],
+)
+def test_wrong_adapters_are_named(lora: object, said: str) -> None:
+    """With the number of prompts, or the index."""
+    with pytest.raises(SpecError) as caught:
+        to_requests(["a", "b"], lora=lora)
+    assert str(caught.value).startswith(said)
 
 
 def test_one_sampling_for_all() -> None:

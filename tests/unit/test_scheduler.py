@@ -61,6 +61,7 @@ def scheduler(
     *workers: Planned,
     stagger: float | None = None,
     parallel_loads: int = 8,
+    first_alone: bool = True,
     restart_budget: int | None = None,
     **counts: int,
 ) -> Scheduler:
@@ -71,6 +72,7 @@ def scheduler(
         workers=workers or [on(0)],
         stagger=stagger,
         parallel_loads=parallel_loads,
+        first_alone=first_alone,
         restart_budget=restart_budget,
     )
 
@@ -284,6 +286,18 @@ def test_no_more_workers_load_at_once_than_memory_allows() -> None:
     assert job.handle(2, IMPORTED) == job.handle(3, IMPORTED) == []
     assert job.handle(1, Ready(2, 1.0))[0] == GrantLoad(2, 0.0)
     assert job.handle(2, CRASH)[0] == GrantLoad(3, 0.0)
+
+
+def test_the_next_load_begins_when_the_weights_of_the_last_are_there() -> None:
+    """What follows, warming up, needs no more of the host's memory."""
+    job = scheduler(on(0), on(1), on(2, "other"), parallel_loads=1, first_alone=False, m=9, other=9)
+    job.begin()
+    assert job.handle(0, IMPORTED) == [GrantLoad(0, 0.0)]
+    assert job.handle(1, IMPORTED) == job.handle(2, IMPORTED) == []
+    assert job.handle(0, Loading("loading")) == []
+    assert job.handle(0, Loading("warming up")) == [GrantLoad(1, 0.0)]
+    assert job.handle(0, Ready(2, 1.0))[:1] != [GrantLoad(2, 0.0)]
+    assert job.handle(1, Loading("warming up")) == [GrantLoad(2, 0.0)]
 
 
 def test_a_fixed_stagger_spaces_the_loads() -> None:

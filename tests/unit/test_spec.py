@@ -207,7 +207,15 @@ def test_a_built_model_is_refused() -> None:
     ("changes", "said"),
     [
         ({"model": "  "}, "model is empty"),
-        ({"engine": "tgi"}, "engine 'tgi' is unknown; choose one of vllm, transformers, python, echo"),
+        (
+            {"engine": "tgi"},
+            "engine 'tgi' is unknown; choose one of vllm, transformers, python, echo",
+        ),
+        ({"task": "rank"}, "task 'rank' is unknown; choose one of generate, classify, embed, sc"),
+        ({"launcher": "ray"}, "launcher 'ray' is unknown; choose one of process, thread"),
+        ({"launcher": "thread"}, "vLLM cannot run in threads: it allows one engine per process"),
+        ({"engine": "echo", "task": "embed"}, "the echo engine only generates; task is 'embed'"),
+        ({"engine": "echo", "lora": "a"}, "lora is an adapter of a model; engine 'echo' loads"),
         ({"engine_args": {"model": "x"}}, "engine_args['model'] cannot be set: name the model"),
         ({"engine_args": {"device": "cuda:1"}}, "engine_args['device'] cannot be set: choose"),
         ({"engine_args": {"tensor_parallel_size": 2}}, "engine_args['tensor_parallel_size']"),
@@ -225,6 +233,72 @@ def test_a_wrong_model_is_named(changes: dict[str, Any], said: str) -> None:
     """Each wrong setting of a model is refused with the value and the rule."""
     with pytest.raises(SpecError) as caught:
         ModelSpec(**{"name": "m", "model": "m", **changes})
+    assert str(caught.value).startswith(said)
+
+
+class Built:
+    """What a transformers model looks like from outside."""
+
+    config = object()
+
+    def __call__(self) -> None: ...
+
+
+def test_a_built_model_can_be_used_in_a_thread() -> None:
+    """It is one object, on one device; its tokenizer may be an object too."""
+    built, tokenizer = Built(), object()
+    args = {"tokenizer": tokenizer, "batch_size": 4}
+    spec = ModelSpec(
+        name="m", model=built, engine="transformers", launcher="thread", engine_args=args
+    )
+    assert (spec.built, spec.replicas, spec.model) == (True, 1, built)
+    assert spec.engine_args["tokenizer"] is tokenizer
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"launcher": "process"}, "model is of type tests.unit.test_spec.Built; pass its hub id"),
+        ({"engine": "echo"}, "model is of type tests.unit.test_spec.Built; pass its hub id"),
+        ({"model": object()}, "model is of type builtins.object; pass a hub id, or a transformers"),
+        ({"replicas": 2}, "model 'm' is one object and can be on one device alone"),
+        ({"devices": (0, 1)}, "model 'm' is one object and can be on one device alone"),
+        ({"engine_args": {"dtype": object()}}, "engine_args['dtype'] is of type builtins.object"),
+    ],
+)
+def test_where_a_built_model_cannot_be(changes: dict[str, Any], said: str) -> None:
+    """The message says how it can."""
+    fields = {"name": "m", "model": Built(), "engine": "transformers", "launcher": "thread"}
+    with pytest.raises(SpecError) as caught:
+        ModelSpec(**{**fields, **changes})
+    assert str(caught.value).startswith(said)
+
+
+def test_a_worker_of_a_built_model_has_a_name() -> None:
+    """The panel and the log call it by its type."""
+    args: dict[str, Any] = {"engine": "transformers", "engine_args": {}, "devices": (CORE,)}
+    assert WorkerSpec(model=Built(), **args).model_label == "Built"
+    assert WorkerSpec(model="org/m", **args).model_label == "org/m"
+
+
+@pytest.mark.parametrize(
+    ("choices", "changes", "said"),
+    [
+        (("A",), {}, "choices is ['A']; there is nothing to choose"),
+        (("A", ""), {}, "choices holds ''; each choice is a text"),
+        (("A", 1), {}, "choices holds 1; each choice is a text"),
+        (("A", "B", "A"), {}, "choices holds 'A' twice"),
+        (("A", "B"), {"task": "embed"}, "choices are weighed by a generating model of vllm or tr"),
+        (("A", "B"), {"engine": "echo"}, "choices are weighed by a generating model of vllm or tr"),
+    ],
+)
+def test_wrong_choices_are_named(
+    choices: tuple[Any, ...], changes: dict[str, Any], said: str
+) -> None:
+    """They are two texts or more, for a model that can weigh them."""
+    model = ModelSpec(name="m", model="m", **changes)
+    with pytest.raises(SpecError) as caught:
+        JobSpec(models=(model,), choices=choices)
     assert str(caught.value).startswith(said)
 
 
