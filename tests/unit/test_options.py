@@ -319,3 +319,111 @@ def test_an_unknown_option_is_refused(option: str, hint: str) -> None:
     message = str(refused.value)
     assert message.startswith(f"there is no option {option!r}{hint}")
     assert "Arguments of the engine go into engine_args" in message
+
+
+# --- other tasks, functions, adapters --------------------------------------------------------
+
+
+def test_what_a_model_is_asked_for() -> None:
+    """Task, launcher, adapter and batch size go to the model, the choices to the job."""
+    asked = job(
+        engine="transformers",
+        launcher="thread",
+        task="classify",
+        lora="adapters/one",
+        batch_size=4,
+        max_model_len=128,
+    )
+    (model,) = asked.models
+    assert (model.engine, model.launcher, model.task) == ("transformers", "thread", "classify")
+    assert model.lora == "adapters/one"
+    assert model.engine_args == {"batch_size": 4, "max_model_len": 128}
+    assert job(choices=(letter for letter in "AB")).choices == ("A", "B")
+
+
+def test_each_model_of_an_ensemble_may_differ() -> None:
+    """What a model says itself goes before what the job says."""
+    asked = job(
+        models={
+            "vectors": {"model": "org/a", "task": "embed", "launcher": "process"},
+            "logits": {"model": "org/b", "lora": "own"},
+        },
+        engine="transformers",
+        task="classify",
+        launcher="thread",
+        lora="shared",
+    )
+    vectors, logits = asked.models
+    assert (vectors.task, vectors.launcher, vectors.lora) == ("embed", "process", "shared")
+    assert (logits.task, logits.launcher, logits.lora) == ("classify", "thread", "own")
+
+
+def predict(state: object, batch: list[object]) -> list[object]:
+    """A function as a cell defines it."""
+    return batch
+
+
+def test_functions_need_no_engine_and_no_model() -> None:
+    """A `predict` is enough: the python engine runs it, under its name."""
+    (model,) = Options(predict=predict, load=len, prompts=["a"], batch_size=2).job().models
+    assert (model.name, model.model, model.engine) == ("predict", "predict", "python")
+    assert set(model.engine_args) == {"load", "predict", "batch_size"}
+    assert model.engine_args["predict"].pickled
+
+
+def test_functions_of_an_ensemble() -> None:
+    """Each model may have functions of its own."""
+    functions = {"a": {"predict": predict}, "b": {"predict": len, "launcher": "thread"}}
+    asked = job(models={**functions, "c": "org/m"}, engine="echo")
+    first, second, third = asked.models
+    assert (first.engine, second.engine, third.engine) == ("python", "python", "echo")
+    assert first.engine_args["predict"].live is None
+    assert second.engine_args["predict"].live is len
+
+
+@pytest.mark.parametrize(
+    ("option", "constraint"),
+    [
+        ({"json_schema": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"regex": "[0-9]+"}, {"regex": "[0-9]+"}),
+        ({"choice": ("yes", "no")}, {"choice": ["yes", "no"]}),
+    ],
+)
+def test_a_constraint_has_vllms_own_name(
+    option: dict[str, Any], constraint: dict[str, Any]
+) -> None:
+    """It joins what else the sampling says."""
+    asked = job(sampling={"max_tokens": 3}, **option)
+    assert asked.sampling == {"max_tokens": 3, "structured_outputs": constraint}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"regex": "a", "choice": ["a"]}, "an answer follows one constraint; given are regex, ch"),
+        ({"batch_size": 4}, "batch_size is for the engines transformers and python; vLLM batches"),
+        ({"choices": "AB"}, "choices is 'AB'; pass a list of texts"),
+        ({"choices": 3}, "choices is 3; pass a list of texts"),
+        ({"load": len}, "load is a function for the python engine, and the engine is 'vllm'"),
+        ({"engine": "python"}, "the python engine calls predict(state, batch); define it"),
+        ({"model": None, "engine": "python"}, "no model: set"),
+        ({"models": {"a": {"load": len}}}, "model 'a' is a dict without the key 'model'"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options: dict[str, Any], said: str) -> None:
+    """Each is refused before anything is started, with the way out."""
+    with pytest.raises(SpecError) as caught:
+        job(**options)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_built_model_is_called_by_its_type() -> None:
+    """It has no other name."""
+
+    class TinyModel:
+        config = None
+
+        def __call__(self) -> None: ...
+
+    asked = job(model=TinyModel(), engine="transformers", launcher="thread")
+    assert asked.models[0].name == "TinyModel"
