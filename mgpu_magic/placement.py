@@ -121,10 +121,15 @@ def _groups(
         for model in others:
             take(model, free, counts[model.name])
     else:
-        for model in bigger_first:
-            if model.devices is None:
-                take(model, devices, model.replicas or 1)
+        queue = [model for model in bigger_first if model.devices is None]
+        for place_, model in enumerate(queue):
+            last = len(queue) - place_ <= len(queue) % len(devices)
+            take(model, devices, model.replicas or (_fitting(model, devices) if last else 1))
     return groups
+
+
+def _fitting(model: ModelSpec, devices: Sequence[Device]) -> int:
+    return len(devices) // model.tensor_parallel_size
 
 
 def _allowed(model: ModelSpec, devices: Sequence[Device]) -> list[Device]:

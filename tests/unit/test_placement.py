@@ -127,15 +127,32 @@ def test_a_group_and_a_single_device_fit_side_by_side() -> None:
 
 
 def test_more_models_than_devices_run_in_waves_bigger_first() -> None:
-    """The longest first, each on the device that is free soonest."""
+    """The longest first, each on the device that is free soonest, the last on all of them."""
     models = [model("small"), model("big"), model("middle")]
     placed = place(models, cpus(2), {"small": 1, "middle": 2, "big": 4})
     assert where(placed) == [
+        ("small", "cpu:0", 1),
         ("small", "cpu:1", 1),
         ("big", "cpu:0", 0),
         ("middle", "cpu:1", 0),
     ]
     assert {one.spec.host_share for one in placed} == {0.5}
+
+
+def test_whole_rounds_of_models_have_a_device_each() -> None:
+    """Four models on two devices need no second copy of any."""
+    sizes: dict[str, int | None] = {"a": 4, "b": 3, "c": 2, "d": 1}
+    placed = place([model(name) for name in sizes], cpus(2), sizes)
+    assert sorted(one.model for one in placed) == ["a", "b", "c", "d"]
+    five = place([model(name) for name in [*sizes, "e"]], cpus(2), {**sizes, "e": 1})
+    assert [one.model for one in five].count("e") == 2
+
+
+def test_a_last_model_that_said_how_many_has_so_many() -> None:
+    """One copy is one copy, wherever it comes in the queue."""
+    models = [model("a"), model("b"), model("c", replicas=1)]
+    placed = place(models, cpus(2), {"a": 3, "b": 3, "c": 1})
+    assert [one.model for one in placed] == ["a", "b", "c"]
 
 
 def test_an_unknown_size_counts_as_the_mean() -> None:

@@ -50,10 +50,13 @@ def test_the_largest_model_begins(tmp_path: Path) -> None:
     sizes = {"small": 10, "large": 3000, "middle": 200}
     models = {name: weights(tmp_path, name, size) for name, size in sizes.items()}
     ready = prepared(models=models, engine="transformers", launcher="thread", task="classify")
-    waves = {placed.model: placed.wave for placed in ready.placed}
-    assert waves == {"small": 1, "large": 0, "middle": 0}
-    devices = {placed.model: placed.spec.devices[0].index for placed in ready.placed}
-    assert devices["small"] == devices["middle"] != devices["large"]
+    where = [(placed.model, placed.spec.label, placed.wave) for placed in ready.placed]
+    assert where == [
+        ("small", "cpu:0", 1),
+        ("small", "cpu:1", 1),
+        ("large", "cpu:0", 0),
+        ("middle", "cpu:1", 0),
+    ]
 
 
 def adapter(folder: Path, name: str, rank: int) -> str:
