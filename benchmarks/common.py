@@ -37,9 +37,9 @@ def of_tokens(counts: Sequence[int]) -> list[dict[str, Any]]:
     return [{"temperature": 0, "max_tokens": count, "ignore_eos": True} for count in counts]
 
 
-def model() -> str:
-    """Directory of the small model, made on the first call."""
-    script = [sys.executable, "demo_notebooks/small_model.py"]
+def model(which: str = "") -> str:
+    """Directory of the small model, made on the first call; with `"embedder"`, of the other."""
+    script = [sys.executable, "demo_notebooks/small_model.py", which]
     return subprocess.run(
         script, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout.strip()

