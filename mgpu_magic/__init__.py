@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mgpu_magic.ensemble import Ensemble
     from mgpu_magic.errors import (
         EngineError,
         JobInterrupted,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         WorkerStartError,
     )
     from mgpu_magic.outcomes import Completion, Failure, Prediction, Returned
-    from mgpu_magic.results import Ensemble, ResultSet
+    from mgpu_magic.results import ResultSet
     from mgpu_magic.run import Run
     from mgpu_magic.session import Session, generate
     from mgpu_magic.spec import JobSpec, ModelSpec
@@ -55,9 +56,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ensemble": ["Ensemble"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Lost", "Interrupted"))],
     "outcomes": ["Completion", "Failure", "Prediction", "Returned"],
-    "results": ["Ensemble", "ResultSet"],
+    "results": ["ResultSet"],
     "run": ["Run"],
     "session": ["Session", "generate"],
     "spec": ["JobSpec", "ModelSpec"],

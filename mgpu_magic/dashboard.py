@@ -27,8 +27,8 @@ from mgpu_magic.snapshot import (
     one_line,
     percent_text,
     phase_text,
-    rate_text,
     render_text,
+    worker_speed,
 )
 
 if TYPE_CHECKING:
@@ -120,11 +120,9 @@ def _work(worker: WorkerView) -> str:
     if worker.total:
         own, others = worker.done / worker.total, worker.model_done - worker.done
         bar = [(own, _BLUE), (others / worker.total, f"{_BLUE};opacity:.35")]
-        rate = worker.output_tokens_per_second
-        busy = rate > 0 or worker.phase == "running"
         count = f"{worker.done:,} of {worker.total:,}"
         parts.append(_bar("prompts of its model", 4, bar))
-        parts.append(_row(count, f"{rate_text(rate)} tokens/s" if busy else ""))
+        parts.append(_row(count, worker_speed(worker)))
     counts = {"running": worker.running, "waiting": worker.waiting, "failed": worker.failed}
     if queue := [f"{count:,} {word}" for word, count in counts.items() if count]:
         parts.append(_faint(" · ".join(queue)))

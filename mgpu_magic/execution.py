@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+from mgpu_magic.ensemble import Ensemble
 from mgpu_magic.errors import (
     EngineError,
     JobInterrupted,
@@ -35,8 +36,9 @@ from mgpu_magic.lifecycle import (
     WorkerState,
 )
 from mgpu_magic.messages import Abort, Event, Exited, Load, Loading, Outcomes, Ready, Submit
-from mgpu_magic.results import Collector, Ensemble, ResultSet, WorkerStats
+from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
+from mgpu_magic.stats import WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,6 +188,9 @@ class Execution:
                         prompt_tokens=figure.prompt_tokens,
                         output_tokens=figure.output_tokens,
                         output_tokens_per_second=figure.output_tokens / figure.busy_seconds
+                        if figure.busy_seconds
+                        else None,
+                        prompts_per_second=(figure.prompts - figure.failures) / figure.busy_seconds
                         if figure.busy_seconds
                         else None,
                         peak_bytes=figure.peak_bytes,

@@ -7,16 +7,19 @@ Imports nothing of the package.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
     import pyarrow as pa
+
+Kind: TypeAlias = Literal["object", "text", "texts", "bool", "int", "float", "floats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,12 @@ class Column:
     Attributes:
         name: Its name, unlike that of every other column of the frame.
         kind: What the values are: `"object"` anything, `"text"` str, `"texts"` list of str,
-            `"int"`, `"float"`.
+            `"bool"`, `"int"` (64 bits), `"float"`, `"floats"` list of float (kept as float32).
         values: As many as the frame has rows.
     """
 
     name: str
-    kind: Literal["object", "text", "texts", "int", "float"]
+    kind: Kind
     values: Sequence[Any]
 
 
@@ -42,7 +45,7 @@ def to_pandas(columns: Sequence[Column]) -> pd.DataFrame:
         ImportError: pandas is not installed.
     """
     pandas = _library("pandas")
-    types = {"int": "Int64", "float": "Float64"}
+    types = {"bool": "boolean", "int": "Int64", "float": "Float64"}
     series = {
         column.name: pandas.Series(list(column.values), dtype=types.get(column.kind, "object"))
         for column in columns
@@ -59,7 +62,13 @@ def to_polars(columns: Sequence[Column]) -> Any:
     """
     polars = _library("polars")
     text = polars.String
-    types = {"int": polars.Int64, "float": polars.Float64, "texts": polars.List(text)}
+    types = {
+        "texts": polars.List(text),
+        "bool": polars.Boolean,
+        "int": polars.Int64,
+        "float": polars.Float64,
+        "floats": polars.List(polars.Float32),
+    }
     return polars.DataFrame(
         [polars.Series(c.name, _encodable(c), dtype=types.get(c.kind, text)) for c in columns]
     )
@@ -73,7 +82,13 @@ def to_arrow(columns: Sequence[Column]) -> pa.Table:
     """
     arrow = _library("pyarrow")
     text = arrow.string()
-    types = {"int": arrow.int64(), "float": arrow.float64(), "texts": arrow.list_(text)}
+    types = {
+        "texts": arrow.list_(text),
+        "bool": arrow.bool_(),
+        "int": arrow.int64(),
+        "float": arrow.float64(),
+        "floats": arrow.list_(arrow.float32()),
+    }
     return arrow.table(
         {c.name: arrow.array(_encodable(c), type=types.get(c.kind, text)) for c in columns}
     )
@@ -93,14 +108,25 @@ def _encodable(column: Column) -> list[Any]:
             return [None if value is None else _utf8(value) for value in column.values]
         case "texts":
             return [value and [_utf8(text) for text in value] for value in column.values]
-        case "int" | "float":
+        case "bool" | "int" | "float" | "floats":
             return list(column.values)
 
 
 def _utf8(value: object) -> str:
-    if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, default=_jsonable)
-    return value.encode("utf-8", "backslashreplace").decode()
+    text = value if isinstance(value, str) else _json(value)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _json(value: object) -> str:
+    """JSON; else what `repr` says, where keys are no text or a list holds itself; else the type."""
+    for text in (_dumped, repr):
+        with contextlib.suppress(Exception):  # foreign code
+            return text(value)
+    return f"({type(value).__name__})"
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_jsonable)
 
 
 def _jsonable(value: Any) -> Any:

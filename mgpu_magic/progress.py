@@ -7,12 +7,12 @@ device readings   ──┘          └─── figures() ──> WorkerFigure
 ```
 
 Pure: time comes from the clock that it is given, and nothing is drawn. Each call costs O(1) per
-worker or outcome, in bounded memory. Imports `snapshot`, `messages` and `spec` alone.
+worker or outcome, in bounded memory. Imports `messages`, `outcomes`, `rates`,
+`snapshot` and `spec` alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, assert_never
 
@@ -28,7 +28,8 @@ from mgpu_magic.messages import (
     Stats,
     Stopped,
 )
-from mgpu_magic.outcomes import Completion, Failure, Outcome, Prediction
+from mgpu_magic.outcomes import Failure, Outcome
+from mgpu_magic.rates import Tally, Window, per_second
 from mgpu_magic.snapshot import (
     DeviceView,
     JobState,
@@ -56,57 +57,12 @@ _STAGES: Mapping[str, Phase] = {
     "warming up": "warming up",
 }
 _RATE_SECONDS = 5.0  # tokens/s: short enough to follow, long enough not to flicker
-_PACE_SECONDS = 30.0  # prompts/s behind the ETA: prompts finish in bursts
+_PACE_SECONDS = 30.0  # prompts/s, also behind the ETA: prompts finish in bursts
 _PAUSE_SECONDS = 1.0  # a shorter gap between two requests is a refill, not idleness
 _ENOUGH_OUTCOMES = 3
 _ENOUGH_SECONDS = 2.0
 _MESSAGE_CHARS = 300
 _SILENT = Stats(running=0, waiting=0, prompt_tokens=0, output_tokens=0)
-
-
-class _Window:
-    """How fast a counter grew over the last seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def restart(self, now: float, count: int) -> None:
-        self._samples.clear()
-        self._samples.append((now, count))
-
-    def add(self, now: float, count: int) -> None:
-        samples = self._samples
-        if len(samples) > 1 and now - samples[-2][0] < self._seconds / 20:
-            samples[-1] = (now, count)
-        else:
-            samples.append((now, count))
-        while len(samples) > 2 and samples[1][0] <= now - self._seconds:
-            samples.popleft()
-
-    def per_second(self, now: float) -> float:
-        if not self._samples or self._samples[-1][0] < now - self._seconds:
-            return 0.0
-        (start, before), (end, after) = self._samples[0], self._samples[-1]
-        return max(0, after - before) / max(1.0, end - start)
-
-
-@dataclass(slots=True)
-class _Tally:
-    done: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        self.done += 1
-        if isinstance(outcome, Failure):
-            self.failed += 1
-        elif isinstance(outcome, Completion):
-            self.prompt_tokens += outcome.prompt_tokens
-            self.output_tokens += outcome.output_tokens
-        elif isinstance(outcome, Prediction):
-            self.prompt_tokens += outcome.prompt_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -123,15 +79,16 @@ class _Worker:
     in_flight: int = 0
     drained_at: float | None = None
     lost: bool = False
-    tally: _Tally = field(default_factory=_Tally)
+    tally: Tally = field(default_factory=Tally)
     streamed: int = 0
     busy_seconds: float = 0.0
     restarts: int = 0
     peak_bytes: int | None = None
-    rate: _Window = field(default_factory=lambda: _Window(_RATE_SECONDS))
+    rate: Window = field(default_factory=lambda: Window(_RATE_SECONDS))
+    pace: Window = field(default_factory=lambda: Window(_PACE_SECONDS))
 
     def forget_job(self) -> None:
-        self.tally, self.streamed, self.in_flight = _Tally(), 0, 0
+        self.tally, self.streamed, self.in_flight = Tally(), 0, 0
         self.busy_seconds, self.restarts, self.peak_bytes = 0.0, 0, None
         self.lost = False
 
@@ -146,6 +103,9 @@ class _Worker:
     def rate_at(self, now: float) -> float:
         return self.rate.per_second(now) if self.phase == "running" else 0.0
 
+    def pace_at(self, now: float) -> float:
+        return self.pace.per_second(now) if self.phase == "running" else 0.0
+
     def busy_at(self, now: float) -> float:
         end = now if self.drained_at is None else self.drained_at
         return self.busy_seconds + (end - self.since if self.phase == "running" else 0.0)
@@ -156,6 +116,7 @@ class _Worker:
         self.busy_seconds = self.busy_at(at)
         if phase == "running":
             self.rate.restart(at, self.tokens)
+            self.pace.restart(at, self.tally.answered)
         self.phase, self.since, self.fraction, self.drained_at = phase, at, None, None
 
     def settle(self, now: float, pause: float = _PAUSE_SECONDS) -> None:
@@ -171,7 +132,11 @@ class _Worker:
         if self.counter is not None:
             self.streamed += max(0, stats.output_tokens - self.counter)
         self.counter, self.stats = stats.output_tokens, stats
+        self.count(now)
+
+    def count(self, now: float) -> None:
         self.rate.add(now, self.tokens)
+        self.pace.add(now, self.tally.answered)
 
     def apply(self, event: Event, now: float) -> None:
         match event:
@@ -227,9 +192,9 @@ class Progress:
         self._ended: float | None = self._began if state == "new" else None
         self._first_submit: float | None = None
         self._notes: dict[str, None] = {}
-        self._tally = _Tally()
+        self._tally = Tally()
         self._model_done = dict.fromkeys(totals, 0)
-        self._pace = _Window(_PACE_SECONDS)
+        self._pace = Window(_PACE_SECONDS)
         self._assigned: list[_Worker] = []
         self._peaks = {label: reading.used_bytes for label, reading in self._readings.items()}
 
@@ -302,7 +267,7 @@ class Progress:
                 entry.tally.add(outcome)
         self._pace.add(now, self._tally.done)
         if entry is not None:
-            entry.rate.add(now, entry.tokens)
+            entry.count(now)
             entry.in_flight = max(0, entry.in_flight - len(outcomes))
             if entry.in_flight == 0 and entry.phase == "running":
                 entry.drained_at = now
@@ -375,9 +340,10 @@ class Progress:
         if self._ended is None:
             tokens = max(tally.output_tokens, sum(worker.tokens for worker in self._assigned))
             rate = sum(worker.rate_at(now) for worker in self._assigned)
+            pace = sum(worker.pace_at(now) for worker in self._assigned)
         else:
             tokens = tally.output_tokens
-            rate = tokens / ran if ran else 0.0
+            rate, pace = per_second(tokens, ran), per_second(tally.answered, ran)
         return JobView(
             state=self._state,
             done=tally.done,
@@ -387,6 +353,7 @@ class Progress:
             eta_seconds=self._eta(total - tally.done, ran, now) if self._ended is None else None,
             output_tokens=tokens,
             output_tokens_per_second=rate,
+            prompts_per_second=pace,
             prompt_tokens=tally.prompt_tokens,
             restarts=sum(worker.restarts for worker in self._assigned),
             notes=tuple(self._notes),
@@ -402,10 +369,10 @@ class Progress:
         worker.settle(now)
         tally, stats = worker.tally, worker.stats
         if self._ended is None:
-            tokens, rate = worker.tokens, worker.rate_at(now)
+            tokens, rate, pace = worker.tokens, worker.rate_at(now), worker.pace_at(now)
         else:
             tokens, busy = tally.output_tokens, worker.busy_at(now)
-            rate = tokens / busy if busy else 0.0
+            rate, pace = per_second(tokens, busy), per_second(tally.answered, busy)
         return WorkerView(
             phase=worker.phase,
             phase_seconds=now - worker.since,
@@ -419,6 +386,7 @@ class Progress:
             waiting=stats.waiting,
             output_tokens=tokens,
             output_tokens_per_second=rate,
+            prompts_per_second=pace,
             kv_usage=stats.kv_usage,
             load_seconds=worker.load_seconds,
             message=worker.message,

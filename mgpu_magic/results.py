@@ -1,74 +1,61 @@
-"""What a job gives back: outcomes in prompt order, as a sequence, a frame and a short table.
+"""What a job gives back: outcomes in prompt order, as a sequence, arrays, a frame and a table.
 
 ```
-Collector.add(outcome) ... ──results()──> ResultSet ──┐
-                                          ResultSet ──┴──> Ensemble, by model name
+Collector.add(outcome) ... ──results()──> ResultSet ─┬─> texts, labels, logits, embeddings, ...
+                                                     ├─> frames (columns)
+                                                     └─> a short table (cells)
 ```
 
 A `ResultSet` is as long as its prompts, whatever happened: a prompt without an answer is a
 `Failure` in its row. It keeps the outcomes and what the user passed; all else is computed when
-asked for. Imports `errors`, `messages`, `frames`, `stats` and `tables` alone.
+asked for. `ensemble` joins the result sets of several models.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from reprlib import repr as short
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from mgpu_magic import frames
+from mgpu_magic import arrays, columns
+from mgpu_magic.cells import HEADER, header_width, table_rows
 from mgpu_magic.errors import ProtocolError, RequestError
-from mgpu_magic.frames import Column
-from mgpu_magic.outcomes import Completion, Failure, Outcome, RemoteError
-from mgpu_magic.stats import UNFINISHED, RunStats, WorkerStats, counted
-from mgpu_magic.tables import Table, clipped, preview
+from mgpu_magic.outcomes import Failure, Outcome, Prediction, RemoteError
+from mgpu_magic.stats import RunStats, WorkerStats, counted
+from mgpu_magic.tables import Table, clipped
+from mgpu_magic.views import Views
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
+    import numpy as np
+    from numpy.typing import NDArray
 
-__all__ = ["NOT_FINISHED", "Collector", "Ensemble", "ResultSet", "RunStats", "WorkerStats"]
+    from mgpu_magic.arrays import AnsweredTask
+    from mgpu_magic.frames import Column
 
 NOT_FINISHED = RemoteError("NotFinished", "the job has not finished")
 
-
-class _Views(ABC):
-    """Frames of the columns and displays of the table that a subclass makes."""
-
-    @abstractmethod
-    def _columns(self) -> list[Column]: ...
-
-    @abstractmethod
-    def _table(self, *, prompt_width: int, answer_width: int) -> Table: ...
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A pandas frame of the columns that the class describes; needs pandas."""
-        return frames.to_pandas(self._columns())
-
-    def to_polars(self) -> Any:
-        """A Polars frame; prompts that are not text become JSON. Needs Polars."""
-        return frames.to_polars(self._columns())
-
-    def to_arrow(self) -> pa.Table:
-        """An Arrow table; prompts that are not text become JSON. Needs PyArrow."""
-        return frames.to_arrow(self._columns())
-
-    def __repr__(self) -> str:
-        return self._table(prompt_width=32, answer_width=60).text()
-
-    def _repr_html_(self) -> str:
-        return self._table(prompt_width=80, answer_width=160).html()
+_HOLD = {
+    "generate": ".texts",
+    "classify": ".logits, .probabilities and .labels",
+    "choices": ".logprobs, .probabilities and .labels",
+    "embed": ".embeddings",
+    "score": ".scores",
+    "python": ".values",
+}
 
 
-class ResultSet(_Views, Sequence[Outcome]):
+class ResultSet(Views, Sequence[Outcome]):
     """The outcomes of one model: one per prompt, in the order of the prompts.
 
-    An item is a `Completion` or a `Failure`; a slice is a tuple of them. Equal to a result set or
-    list of the same outcomes. The columns of its frames are `prompt`, `text` (the first), `texts`
-    (only where a prompt has several), `finish_reason`, `prompt_tokens`, `output_tokens`,
-    `seconds`, `device` and `error`; what a failed or an answered row lacks is None.
+    An item is a `Completion`, a `Prediction`, a `Returned` or a `Failure`; a slice is a tuple of
+    them. Equal to a result set or list of the same outcomes. An array has a row per prompt, NaN
+    where the prompt failed; asking for what the task does not give is a `ValueError`.
+
+    The columns of its frames are `prompt`, then by task `text`, `texts` (only where a prompt has
+    several), `finish_reason`, `prompt_tokens` and `output_tokens`; or `label` (of choices,
+    `choice`), each label's probability under its name (the number itself where the model has no
+    probabilities; a name in use gets a `_`), `prompt_tokens` and `cut_tokens` (only where any
+    prompt was cut); or `embedding` or `score` and the same; or `value`; then `seconds`, `device`
+    and `error`. What a failed or an answered row lacks is None.
 
     Args:
         outcomes: One per prompt, in order.
@@ -117,9 +104,73 @@ class ResultSet(_Views, Sequence[Outcome]):
         return NotImplemented
 
     @property
+    def task(self) -> AnsweredTask | None:
+        """What the answers are, such as `"classify"`; None where there is none."""
+        return arrays.task_of(self)
+
+    @property
     def texts(self) -> list[str | None]:
-        """The first text of each answer; None where the prompt failed."""
-        return [answer.text if answer else None for answer in self._answers()]
+        """The first generated text of each prompt; None where it failed or none was asked for."""
+        return columns.texts(self)
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """What the classifier says, of shape `(prompts, labels)`."""
+        self._expect("logits", "classify")
+        return arrays.numbers(self)
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """Of each label or choice, of shape `(prompts, labels)`."""
+        self._expect("probabilities", "classify", "choices")
+        if any(
+            isinstance(outcome, Prediction) and outcome.activation == "none" for outcome in self
+        ):
+            raise ValueError(
+                "the model gives numbers that are no logits of probabilities (a regression); "
+                "they are in .logits"
+            )
+        return arrays.probabilities(self)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """The log-probability of each whole choice given the prompt: `(prompts, choices)`."""
+        self._expect("logprobs", "choices")
+        return arrays.numbers(self)
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The likeliest label or best choice; None where it failed or several may hold at once."""
+        self._expect("labels", "classify", "choices")
+        return columns.labels(self)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """What the columns of `logits`, `probabilities` and `logprobs` are called."""
+        self._expect("label_names", "classify", "choices")
+        return arrays.names_of(self)
+
+    @property
+    def embeddings(self) -> NDArray[np.float32]:
+        """Of shape `(prompts, numbers of the embedding)`."""
+        self._expect("embeddings", "embed")
+        return arrays.numbers(self)
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """One per pair, of shape `(prompts,)`."""
+        self._expect("scores", "score")
+        return arrays.scores(self)
+
+    @property
+    def values(self) -> NDArray[Any] | list[Any]:
+        """What the function returned, one per prompt, each time anew.
+
+        One array where all are numbers, or arrays of numbers, of one shape; else a list, with
+        None where a prompt failed. Whole numbers have no NaN: with failures they stay a list.
+        """
+        self._expect("values", "python")
+        return arrays.stacked(self)
 
     @property
     def prompts(self) -> Sequence[object]:
@@ -143,154 +194,41 @@ class ResultSet(_Views, Sequence[Outcome]):
             RequestError: Some have none; the error carries these results.
         """
         if self.failures:
-            raise _request_error(_complaint(self), self.failures[0], self)
+            raise request_error(complaint(self), self.failures[0], self)
 
-    def _answers(self) -> list[Completion | None]:
-        return [outcome if isinstance(outcome, Completion) else None for outcome in self]
-
-    def _columns(self) -> list[Column]:
-        answers = self._answers()
-        several = any(answer and len(answer.texts) > 1 for answer in answers)
-        return [
-            Column("prompt", "object", self._prompts),
-            Column("text", "text", self.texts),
-            *([Column("texts", "texts", [a and list(a.texts) for a in answers])] * several),
-            Column("finish_reason", "text", [a and a.finish_reason for a in answers]),
-            Column("prompt_tokens", "int", [a and a.prompt_tokens for a in answers]),
-            Column("output_tokens", "int", [a and a.output_tokens for a in answers]),
-            Column("seconds", "float", [a and a.seconds for a in answers]),
-            Column("device", "text", [a and a.device for a in answers]),
-            Column("error", "text", _errors(self)),
-        ]
-
-    def _table(self, *, prompt_width: int, answer_width: int) -> Table:
-        rows = self._rows(prompt_width, answer_width, head=5, tail=2)
-        return Table((self.stats.headline,), _HEADER, rows)
-
-    def _rows(
-        self, prompt_width: int, answer_width: int, *, head: int, tail: int
-    ) -> list[tuple[str, ...]]:
-        rows = []
-        for index in preview(len(self), head=head, tail=tail):
-            if index is None:
-                rows.append(("…",) * len(_HEADER))
-                continue
-            outcome = self[index]
-            prompt = clipped(_prompt_text(self.prompts[index]), prompt_width)
-            answer = clipped(_answer_text(outcome), answer_width)
-            if isinstance(outcome, Completion):
-                rows.append(
-                    (str(index), prompt, answer, outcome.device, str(outcome.output_tokens))
-                )
-            else:
-                rows.append((str(index), prompt, answer, "", ""))
-        return rows
-
-
-class Ensemble(_Views, Mapping[str, ResultSet]):
-    """The result sets of several models, by name and in the order of the cell.
-
-    Where all models had the same prompts, its frames have a row per prompt: `prompt`, the first
-    text of each model under the model's name, and `<name>_error` for a model with failures.
-    Where prompts differ, or two such names are the same, they have a row per model and prompt:
-    `model` and the columns of `ResultSet`.
-
-    Args:
-        results: Result set by model name.
-    """
-
-    def __init__(self, results: Mapping[str, ResultSet]) -> None:
-        self._results = dict(results)
-
-    def __getitem__(self, name: str) -> ResultSet:
-        return self._results[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._results)
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    @property
-    def failures(self) -> dict[str, tuple[Failure, ...]]:
-        """The prompts without an answer, for each model that has such."""
-        return {name: results.failures for name, results in self.items() if results.failures}
-
-    @property
-    def stats(self) -> RunStats:
-        """The job in figures; a prompt counts once per model."""
-        each = [results.stats for results in self.values()]
-        return RunStats.of(
-            list(chain.from_iterable(self.values())),
-            seconds=max((s.seconds for s in each if s.seconds is not None), default=None),
-            workers=chain.from_iterable(stats.workers for stats in each),
-        )
-
-    def raise_for_failures(self) -> None:
-        """Do nothing where every prompt has an answer of every model.
-
-        Raises:
-            RequestError: Some have none; the error carries these results.
-        """
-        if self.failures:
-            parts = [f"{name}: {_complaint(self[name])}" for name in self.failures]
-            first = next(iter(self.failures.values()))[0]
-            raise _request_error("; ".join(parts), first, self)
+    def _expect(self, name: str, *tasks: AnsweredTask) -> None:
+        if (task := self.task) is not None and task not in tasks:
+            what = "of a python function" if task == "python" else f"of the task {task!r}"
+            raise ValueError(f"results {what} have no {name}; they have {_HOLD[task]}")
 
     def _columns(self) -> list[Column]:
-        return self._wide_columns() or self._long_columns()
-
-    def _wide_columns(self) -> list[Column]:
-        """A column per model; empty where the models cannot stand side by side."""
-        prompts = self._shared_prompts()
-        if prompts is None:
-            return []
-        columns = [Column("prompt", "object", prompts)]
-        for name, results in self.items():
-            columns.append(Column(name, "text", results.texts))
-            if results.failures:
-                columns.append(Column(f"{name}_error", "text", _errors(results)))
-        names = {column.name for column in columns}
-        return columns if len(names) == len(columns) else []
-
-    def _long_columns(self) -> list[Column]:
-        tables = [{c.name: c for c in results._columns()} for results in self.values()]
-        names = [name for name, results in self.items() for _ in results]
-        columns = [Column("model", "text", names)]
-        for column in max(tables, key=len).values():  # some tables may lack `texts`
-            values: list[Any] = []
-            for table, results in zip(tables, self.values(), strict=True):
-                own = table.get(column.name)
-                values.extend(own.values if own else [None] * len(results))
-            columns.append(Column(column.name, column.kind, values))
-        return columns
-
-    def _shared_prompts(self) -> Sequence[object] | None:
-        first, *others = [results.prompts for results in self.values()] or [()]
-        return first if all(_same(first, other) for other in others) else None
+        return columns.frame_columns(self, self._prompts)
 
     def _table(self, *, prompt_width: int, answer_width: int) -> Table:
-        names = [clipped(name, 40) for name in self]
-        headlines = [
-            f"{name}: {results.stats.headline}"
-            for name, results in zip(names, self.values(), strict=True)
-        ]
-        rows: list[tuple[str, ...]] = []
-        prompts = self._shared_prompts()
-        if prompts is None:
-            for name, results in zip(names, self.values(), strict=True):
-                some = results._rows(prompt_width, answer_width, head=2, tail=1)
-                rows += [(name, *row) for row in some]
-            return Table(headlines, ("model", *_HEADER), rows)
-        width = max(answer_width // max(len(names), 1), 16)
-        for index in preview(len(prompts), head=5, tail=2):
-            if index is None:
-                rows.append(("…",) * (2 + len(names)))
-                continue
-            answers = [clipped(_answer_text(results[index]), width) for results in self.values()]
-            prompt = clipped(_prompt_text(prompts[index]), prompt_width)
-            rows.append((str(index), prompt, *answers))
-        return Table(headlines, ("#", "prompt", *names), rows)
+        width = header_width([self.task])
+        rows = table_rows(self, self._prompts, prompt_width, answer_width, head=5, tail=2)
+        return Table((self.stats.headline,), HEADER[:width], [row[:width] for row in rows])
+
+
+def complaint(results: ResultSet) -> str:
+    """How many prompts failed, and the first errors."""
+    failures = results.failures
+    first = "; ".join(
+        f"prompt {failure.index}: {clipped(f'{failure.error.kind}: {failure.error.message}', 200)}"
+        for failure in failures[:3]
+    )
+    more = f"; and {len(failures) - 3} more" * (len(failures) > 3)
+    return f"{len(failures)} of {counted(len(results))} failed: {first}{more}"
+
+
+def request_error(message: str, first: Failure, results: object) -> RequestError:
+    """The error that carries `results`, of which some failed."""
+    return RequestError(
+        f"{message}. All rows are in this error's .results",
+        kind=first.error.kind,
+        traceback=first.error.traceback,
+        results=results,
+    )
 
 
 # --- collecting ------------------------------------------------------------------------------
@@ -353,63 +291,3 @@ class Collector:
             for index, outcome in enumerate(self._outcomes)
         )
         return ResultSet(outcomes, self._prompts, seconds=seconds, workers=workers)
-
-
-# --- words -----------------------------------------------------------------------------------
-
-_HEADER = ("#", "prompt", "answer", "device", "tokens")
-
-
-def _errors(results: ResultSet) -> list[str | None]:
-    return [
-        f"{outcome.error.kind}: {outcome.error.message}" if isinstance(outcome, Failure) else None
-        for outcome in results
-    ]
-
-
-def _prompt_text(prompt: object) -> str:
-    match prompt:
-        case str(text) | {"prompt": str(text)}:
-            return text
-        case [*_, {"role": str(role), "content": str(content)}]:
-            return f"{role}: {content}"
-        case _:
-            return short(prompt)
-
-
-def _answer_text(outcome: Outcome) -> str:
-    match outcome:
-        case Completion(texts=(first, *others)):
-            return f"(1 of {len(others) + 1}) {first}" if others else first
-        case Completion():
-            return ""
-        case Failure(error=error):
-            word = "not finished" if error.kind in UNFINISHED else "failed"
-            return f"{word}: {error.kind}: {error.message}"
-
-
-def _same(prompts: Sequence[object], others: Sequence[object]) -> bool:
-    """By identity, and text by value: comparing arrays says nothing."""
-    return len(prompts) == len(others) and all(
-        one is other or (isinstance(one, str) and one == other)
-        for one, other in zip(prompts, others, strict=True)
-    )
-
-
-def _complaint(results: ResultSet) -> str:
-    failures = results.failures
-    first = "; ".join(
-        f"prompt {failure.index}: {clipped(f'{failure.error.kind}: {failure.error.message}', 200)}"
-        for failure in failures[:3]
-    )
-    more = f"; and {len(failures) - 3} more" * (len(failures) > 3)
-    return f"{len(failures)} of {counted(len(results))} failed: {first}{more}"
-
-
-def _request_error(message: str, first: Failure, results: ResultSet | Ensemble) -> RequestError:
-    return RequestError(
-        f"{message}. All rows are in this error's .results",
-        kind=first.error.kind,
-        traceback=first.error.traceback,
-        results=results,
-    )

@@ -73,6 +73,7 @@ class WorkerView:
         waiting: Requests that its engine holds back.
         output_tokens: Tokens generated, those of unfinished answers included where known.
         output_tokens_per_second: Over the last seconds; the average once the job is over.
+        prompts_per_second: Answered prompts, the same way.
         kv_usage: Part of its KV cache in use, 0 to 1, where known.
         load_seconds: How long its model took to load, once it has.
         message: Why it was lost or failed, on one line; else empty.
@@ -90,6 +91,7 @@ class WorkerView:
     waiting: int
     output_tokens: int
     output_tokens_per_second: float
+    prompts_per_second: float
     kv_usage: float | None
     load_seconds: float | None
     message: str
@@ -130,6 +132,7 @@ class JobView:
         output_tokens: Tokens generated; those of resolved prompts alone once it is over.
         output_tokens_per_second: Over the last seconds, all devices together; once it is over
             the average since the first prompt was submitted.
+        prompts_per_second: Answered prompts, the same way.
         prompt_tokens: Prompt tokens of resolved prompts.
         restarts: How often a lost worker was started again.
         notes: What the user should know, a line each.
@@ -143,6 +146,7 @@ class JobView:
     eta_seconds: float | None
     output_tokens: int
     output_tokens_per_second: float
+    prompts_per_second: float
     prompt_tokens: int
     restarts: int
     notes: tuple[str, ...]
@@ -223,8 +227,8 @@ def device_line(device: DeviceView) -> str:
             parts.append(worker.message)
         if worker.total:
             parts.append(f"{worker.done:,} of {worker.total:,}")
-        if worker.phase == "running" or worker.output_tokens_per_second:
-            parts.append(f"{rate_text(worker.output_tokens_per_second)} tokens/s")
+        if speed := worker_speed(worker):
+            parts.append(speed)
     parts += [memory_text(reading), f"{percent_text(reading.utilisation)} busy"]
     if worker is not None:
         parts.append(model_basename(worker.model))
@@ -242,8 +246,10 @@ def job_figures(job: JobView) -> list[str]:
     figures = [seconds_text(job.elapsed_seconds)]
     if job.eta_seconds is not None:
         figures.append(f"ETA {seconds_text(job.eta_seconds)}")
-    if job.output_tokens:
-        figures.append(f"{rate_text(job.output_tokens_per_second)} tokens/s")
+    if job.output_tokens or job.prompts_per_second:
+        figures.append(
+            speed_text(job.output_tokens, job.output_tokens_per_second, job.prompts_per_second)
+        )
     if job.failed:
         figures.append(f"{job.failed:,} failed")
     if job.restarts:
@@ -266,9 +272,23 @@ def seconds_text(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def rate_text(per_second: float) -> str:
-    """With a decimal where it is small."""
-    return f"{per_second:,.1f}" if 0 < per_second < 10 else f"{per_second:,.0f}"
+def worker_speed(worker: WorkerView) -> str:
+    """Its speed; empty where it has none, as before it runs."""
+    tokens, prompts = worker.output_tokens_per_second, worker.prompts_per_second
+    if worker.phase == "running" or tokens or prompts:
+        return speed_text(worker.output_tokens, tokens, prompts)
+    return ""
+
+
+def speed_text(output_tokens: int, tokens_per_second: float, prompts_per_second: float) -> str:
+    """`"1,234 tokens/s"`, or `"56.0 prompts/s"` where the answers have no tokens."""
+    if output_tokens:
+        return f"{_rate_text(tokens_per_second, 10)} tokens/s"
+    return f"{_rate_text(prompts_per_second, 100)} prompts/s"
+
+
+def _rate_text(per_second: float, small: float) -> str:
+    return f"{per_second:,.1f}" if 0 < per_second < small else f"{per_second:,.0f}"
 
 
 def percent_text(part: float | None) -> str:

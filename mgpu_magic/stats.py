@@ -1,6 +1,6 @@
 """A job in figures: what was answered, how fast, and what each worker did.
 
-Imports `messages` and `tables` alone.
+Imports `outcomes`, `snapshot` and `tables` alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mgpu_magic.outcomes import Completion, Failure
+from mgpu_magic.outcomes import Completion, Failure, Prediction
+from mgpu_magic.snapshot import speed_text
 from mgpu_magic.tables import Table, clipped, figure
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class WorkerStats:
         prompt_tokens: Tokens of those prompts.
         output_tokens: Tokens generated.
         output_tokens_per_second: While it had work.
+        prompts_per_second: While it had work.
         peak_bytes: Most memory in use on its device.
         restarts: How often it was lost and started again.
     """
@@ -43,6 +45,7 @@ class WorkerStats:
     prompt_tokens: int = 0
     output_tokens: int = 0
     output_tokens_per_second: float | None = None
+    prompts_per_second: float | None = None
     peak_bytes: int | None = None
     restarts: int = 0
 
@@ -56,7 +59,8 @@ class RunStats:
         failures: Prompts without an answer, the unfinished among them.
         unfinished: Prompts that had no turn before the job ended.
         cut_by_length: Answers of which a text ended with the reason `"length"`.
-        prompt_tokens: Tokens of the answered prompts.
+        cut_prompts: Prompts of which the model did not read the end.
+        prompt_tokens: Tokens of the answered prompts, as far as they are counted.
         output_tokens: Tokens generated.
         seconds: From the job's start to its end, loading included; None: not known.
         workers: What each worker did.
@@ -66,6 +70,7 @@ class RunStats:
     failures: int
     unfinished: int
     cut_by_length: int
+    cut_prompts: int
     prompt_tokens: int
     output_tokens: int
     seconds: float | None = None
@@ -80,15 +85,19 @@ class RunStats:
         workers: Iterable[WorkerStats] = (),
     ) -> RunStats:
         """The figures of `outcomes`."""
-        answers = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+        completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+        predictions = [outcome for outcome in outcomes if isinstance(outcome, Prediction)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         return cls(
             prompts=len(outcomes),
             failures=len(failures),
             unfinished=sum(failure.error.kind in UNFINISHED for failure in failures),
-            cut_by_length=sum("length" in answer.finish_reasons for answer in answers),
-            prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-            output_tokens=sum(answer.output_tokens for answer in answers),
+            cut_by_length=sum("length" in answer.finish_reasons for answer in completions),
+            cut_prompts=sum(answer.cut_tokens > 0 for answer in predictions),
+            prompt_tokens=sum(
+                answer.prompt_tokens for answers in (completions, predictions) for answer in answers
+            ),
+            output_tokens=sum(answer.output_tokens for answer in completions),
             seconds=seconds,
             workers=tuple(workers),
         )
@@ -99,12 +108,18 @@ class RunStats:
         return self.output_tokens / self.seconds if self.seconds else None
 
     @property
+    def prompts_per_second(self) -> float | None:
+        """Answered prompts, over all `seconds`, the loading among them."""
+        return (self.prompts - self.failures) / self.seconds if self.seconds else None
+
+    @property
     def headline(self) -> str:
         """Such as `"200 prompts, 198 answered, 2 failed, 12 cut by length"`."""
         counts = {
             "failed": self.failures - self.unfinished,
             "not finished": self.unfinished,
             "cut by length": self.cut_by_length,
+            "cut to the model's limit": self.cut_prompts,
         }
         answered = f"{counted(self.prompts)}, {self.prompts - self.failures} answered"
         return ", ".join([answered, *(f"{n} {word}" for word, n in counts.items() if n)])
@@ -116,12 +131,11 @@ class RunStats:
         return self._table().html()
 
     def _table(self) -> Table:
-        tokens = f"{self.output_tokens} output tokens"
-        if self.seconds:
-            tokens += f" in {self.seconds:.1f} s ({self.output_tokens_per_second:.0f} tokens/s)"
-        header = (
-            "device|model|load s|prompts|prompt tokens|output tokens|tokens/s|peak GiB|restarts"
-        )
+        tokens = f"{self.output_tokens} output tokens" if self.output_tokens else ""
+        took = f"{self.seconds:.1f} s ({_speed(self)})" if self.seconds else ""
+        figures = " in ".join(filter(None, (tokens, took)))
+        headline = "; ".join(filter(None, (self.headline, figures)))
+        header = "device|model|load s|prompts|prompt tokens|output tokens|speed|peak GiB|restarts"
         rows = [
             (
                 worker.device,
@@ -130,13 +144,20 @@ class RunStats:
                 str(worker.prompts),
                 str(worker.prompt_tokens),
                 str(worker.output_tokens),
-                figure(worker.output_tokens_per_second, ".0f"),
+                _speed(worker),
                 figure(worker.peak_bytes, ".2f", unit=2**30),
                 str(worker.restarts),
             )
             for worker in self.workers
         ]
-        return Table((f"{self.headline}; {tokens}",), header.split("|"), rows)
+        return Table((headline,), header.split("|"), rows)
+
+
+def _speed(stats: WorkerStats | RunStats) -> str:
+    tokens, prompts = stats.output_tokens_per_second, stats.prompts_per_second
+    if (tokens if stats.output_tokens else prompts) is None:
+        return "n/a"
+    return speed_text(stats.output_tokens, tokens or 0.0, prompts or 0.0)
 
 
 def counted(prompts: int) -> str:

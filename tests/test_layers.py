@@ -25,11 +25,22 @@ SOURCE = Path(mgpu_magic.__file__).parent
 DATA = ({"errors", "outcomes"}, {"spec"}, {"messages"})
 KERNEL = (
     *DATA,
-    {"frames", "functions", "lifecycle", "placement", "prompts", "snapshot", "tables"},
-    {"options", "progress", "scheduler", "stats"},
-    {"host", "launchers", "loop", "results", "weights"},
-    {"devices"},
-    {"fleet", "preparation"},
+    {
+        "arrays",
+        "frames",
+        "functions",
+        "lifecycle",
+        "placement",
+        "prompts",
+        "rates",
+        "snapshot",
+        "tables",
+    },
+    {"columns", "options", "progress", "scheduler", "stats", "views"},
+    {"cells", "host", "launchers", "loop", "weights"},
+    {"devices", "results"},
+    {"averages", "fleet", "preparation"},
+    {"ensemble"},
     {"execution"},
     {"run"},
     {"session"},
@@ -59,7 +70,7 @@ FOREIGN = {
     "ray": set(),
 }
 
-HEAVY = ["pandas", "ray", "torch", "transformers", "vllm"]
+HEAVY = ["numpy", "pandas", "ray", "torch", "transformers", "vllm"]
 
 PUBLIC = {
     "Completion",
@@ -162,6 +173,25 @@ def test_loading_the_extension_is_light(tmp_path: Path) -> None:
     )
     assert child.returncode == 0, child.stderr
     assert json.loads(child.stdout) == {"magics": ["line", "cell"], "heavy": []}
+
+
+SCRIPT = """
+import sys
+for name in ("IPython", "ipywidgets", "pynvml", "vllm", "torch", "transformers", "pandas"):
+    sys.modules[name] = None  # importing it fails
+import mgpu_magic
+with mgpu_magic.Session("cpu:1") as session:
+    for launcher in ("process", "thread"):
+        print(session.generate("m", ["a b"], engine="echo", launcher=launcher).texts)
+"""
+
+
+def test_a_script_needs_no_notebook_and_no_engine(tmp_path: Path) -> None:
+    """Jobs run without IPython, and without every library that only some engine or view uses."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    child = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout) == (0, "['a b']\n['a b']\n"), child.stderr
 
 
 def test_public_names() -> None:

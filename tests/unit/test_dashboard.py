@@ -38,6 +38,7 @@ WORKER = WorkerView(
     waiting=31,
     output_tokens=12_000,
     output_tokens_per_second=1234.0,
+    prompts_per_second=5.0,
     kv_usage=0.4,
     load_seconds=31.0,
     message="",
@@ -65,6 +66,7 @@ JOB = JobView(
     eta_seconds=24.0,
     output_tokens=36_000,
     output_tokens_per_second=2468.0,
+    prompts_per_second=10.0,
     prompt_tokens=9000,
     restarts=0,
     notes=(),
@@ -200,13 +202,25 @@ def test_a_load_shows_seconds_and_never_a_frozen_percentage() -> None:
     """Before the first answer there is no percentage, but the phase and how long it takes."""
     worker = replace(WORKER, phase="loading", phase_seconds=20.0, done=0, model_done=0)
     worker = replace(worker, running=0, waiting=0, output_tokens_per_second=0.0)
-    job = replace(JOB, done=0, eta_seconds=None, output_tokens=0)
+    worker = replace(worker, prompts_per_second=0.0)
+    job = replace(JOB, done=0, eta_seconds=None, output_tokens=0, prompts_per_second=0.0)
     page = Page(render_html(Snapshot(job, (replace(DEVICE, worker=worker),))))
     assert "loading 20 s" in page.text
     assert "0 %" not in page.text
-    assert "tokens/s" not in page.text
+    assert "/s" not in page.text
     known = Snapshot(job, (replace(DEVICE, worker=replace(worker, fraction=0.4)),))
     assert "loading 20 s (40 %)" in Page(render_html(known)).text
+
+
+def test_a_job_without_tokens_is_measured_in_prompts() -> None:
+    """Classifiers and functions generate nothing; their card and the header say prompts/s."""
+    none: Any = {"output_tokens": 0, "output_tokens_per_second": 0.0}
+    worker = replace(WORKER, **none, prompts_per_second=56.0)
+    job = replace(JOB, **none, prompts_per_second=112.0)
+    page = Page(render_html(Snapshot(job, (replace(DEVICE, worker=worker),))))
+    assert "56.0 prompts/s" in page.text
+    assert "112 prompts/s" in page.text
+    assert "tokens/s" not in page.text
 
 
 def test_failures_and_losses_are_said_in_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,14 @@ from mgpu_magic.messages import (
     Stats,
     Stopped,
 )
-from mgpu_magic.outcomes import Completion, Failure, Outcome, RemoteError
+from mgpu_magic.outcomes import (
+    Completion,
+    Failure,
+    Outcome,
+    Prediction,
+    RemoteError,
+    Returned,
+)
 from mgpu_magic.progress import Progress, Reading, WorkerFigures, render_text
 from mgpu_magic.snapshot import (
     JobView,
@@ -26,8 +34,8 @@ from mgpu_magic.snapshot import (
     memory_text,
     model_basename,
     one_line,
-    rate_text,
     seconds_text,
+    speed_text,
 )
 from mgpu_magic.spec import Device
 
@@ -91,6 +99,20 @@ def answer(tokens: int = 10) -> Completion:
         finish_reasons=("stop",),
         prompt_tokens=3,
         output_tokens=tokens,
+        seconds=1.0,
+        device="cuda:0",
+    )
+
+
+def prediction() -> Prediction:
+    """The numbers for a prompt of seven tokens."""
+    return Prediction(
+        index=0,
+        task="classify",
+        values=array("f", [1.0, 2.0]),
+        labels=("no", "yes"),
+        activation="softmax",
+        prompt_tokens=7,
         seconds=1.0,
         device="cuda:0",
     )
@@ -283,6 +305,18 @@ def test_progress_reaches_the_total_with_failures_too() -> None:
     assert (job.view.prompt_tokens, job.view.output_tokens) == (3, 10)
 
 
+def test_outcomes_of_every_task_count() -> None:
+    """What a function returned and what a classifier says are done like any answer."""
+    job = Job(total=4)
+    job.run(4)
+    value = Returned(index=0, data=b"", seconds=1.0, device="cuda:0")
+    job.progress.recorded("m", 0, [answer(), prediction(), value, failure()])
+    assert (job.view.done, job.view.failed) == (4, 1)
+    assert (job.view.prompt_tokens, job.view.output_tokens) == (10, 10)
+    [figures] = job.progress.figures()
+    assert (figures.prompts, figures.prompt_tokens, figures.output_tokens) == (4, 10, 10)
+
+
 def test_what_an_interrupt_left_over_does_not_count() -> None:
     """After an interrupt the panel says how far it got, not that the rest failed."""
     job = Job(total=5)
@@ -330,6 +364,7 @@ def test_a_million_outcomes_take_bounded_memory() -> None:
         job.say(stats(10_000_000))
     assert len(job.progress._pace._samples) < 50
     assert len(job.progress._workers[0].rate._samples) < 50
+    assert len(job.progress._workers[0].pace._samples) < 50
 
 
 # --- speed and time left ---------------------------------------------------------------------
@@ -408,6 +443,52 @@ def test_the_final_speed_is_the_average_without_the_load() -> None:
     assert job.view.elapsed_seconds == 70
     assert job.view.output_tokens_per_second == 20
     assert job.worker.output_tokens_per_second == 40
+
+
+def test_prompts_per_second_follows_the_answers_of_the_last_half_minute() -> None:
+    """A classifier's speed is known from its answers; what failed is no speed."""
+    job = Job(total=10_000)
+    job.run(10_000)
+    for _ in range(10):
+        job.clock.now += 1
+        job.progress.recorded("m", 0, [prediction()] * 56 + [failure()] * 3)
+    assert job.worker.prompts_per_second == 56
+    assert job.view.prompts_per_second == 56
+    assert job.worker.output_tokens_per_second == 0
+    for _ in range(32):
+        job.clock.now += 1
+        job.progress.recorded("m", 0, [prediction()] * 7)
+    assert job.worker.prompts_per_second == 7
+
+
+def test_prompts_per_second_falls_at_a_standstill() -> None:
+    """A worker that still gives signs of life but no answers is not shown at its old speed."""
+    job = Job()
+    job.run()
+    job.clock.now += 2
+    job.progress.recorded("m", 0, [prediction()] * 20)
+    assert job.worker.prompts_per_second == 10
+    for _ in range(8):
+        job.clock.now += 1
+        job.say(stats(0))
+    assert job.worker.prompts_per_second == 2
+    for _ in range(40):
+        job.clock.now += 1
+        job.say(stats(0))
+    assert job.worker.prompts_per_second == 0
+
+
+def test_the_final_prompts_per_second_are_the_average_without_the_load() -> None:
+    """After the run: answers over the time since the first prompt was sent, and while busy."""
+    job = Job()
+    job.clock.now += 60
+    job.run(40)
+    job.clock.now += 5
+    job.progress.recorded("m", 0, [prediction()] * 39 + [failure()])
+    job.clock.now += 5
+    job.progress.finish("done")
+    assert job.view.prompts_per_second == 3.9
+    assert job.worker.prompts_per_second == 7.8
 
 
 def test_there_is_no_eta_without_evidence() -> None:
@@ -631,6 +712,24 @@ def test_the_text_has_a_line_per_device_one_for_the_job_and_the_notes() -> None:
     ]
 
 
+def test_the_text_counts_prompts_where_there_are_no_tokens() -> None:
+    """A classifier's line says prompts/s, while it runs and afterwards."""
+    job = Job(total=1000)
+    job.run(500)
+    for _ in range(4):
+        job.clock.now += 1
+        job.progress.recorded("m", 0, [prediction()] * 56)
+    lines = [
+        "cuda:0   running 4 s     224 of 1,000  56.0 prompts/s  memory n/a  n/a busy  m",
+        "running  224 of 1,000 prompts  4 s  ETA 13 s  56.0 prompts/s",
+    ]
+    first, _, last = render_text(job.progress.snapshot(), 120).splitlines()
+    assert [first, last] == lines
+    job.progress.finish("done")
+    assert "  56.0 prompts/s  " in render_text(job.progress.snapshot(), 120)
+    assert "tokens/s" not in render_text(job.progress.snapshot(), 120)
+
+
 def test_the_text_names_the_reason_of_a_loss_and_a_device_that_is_gone() -> None:
     """A lost worker and a lost device are told apart in words."""
     job = Job()
@@ -672,6 +771,15 @@ def test_durations_are_readable(seconds: float, text: str) -> None:
 
 def test_figures_are_readable() -> None:
     """Small rates keep a decimal; what is not known is n/a; a model goes by its last name."""
-    assert [rate_text(rate) for rate in (0.0, 3.14, 1234.5)] == ["0", "3.1", "1,234"]
+    assert [speed_text(9, rate, 5.0) for rate in (0.0, 3.14, 1234.5)] == [
+        "0 tokens/s",
+        "3.1 tokens/s",
+        "1,234 tokens/s",
+    ]
+    assert [speed_text(0, 0.0, rate) for rate in (0.0, 56.04, 1234.5)] == [
+        "0 prompts/s",
+        "56.0 prompts/s",
+        "1,234 prompts/s",
+    ]
     assert memory_text(Reading(used_bytes=GIB)) == "1.0 of n/a GiB"
     assert [model_basename(name) for name in ("m", "org/m", "/dir/m/", "/")] == ["m", "m", "m", "/"]
