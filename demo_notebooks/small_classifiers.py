@@ -54,6 +54,8 @@ def comments(count: int, seed: int) -> tuple[list[str], list[int]]:
     for _ in range(count):
         label = chance.randrange(2)
         parts = [chance.choice(_OPENINGS), chance.choice((_FINE, _ADVERTISING)[label])]
+        if label == 0 and chance.random() < 0.3:  # who complains of an advertisement is fine
+            parts.insert(1, f'they wrote "{chance.choice(_ADVERTISING)}",')
         if chance.random() < 0.3:  # so that the texts differ in length
             parts.append("and besides, " + chance.choice(_FINE))
         texts.append(" ".join(part for part in (*parts, chance.choice(_ENDINGS)) if part))
@@ -75,9 +77,12 @@ def _train_all(folder: Path) -> None:
         BertForSequenceClassification,
         LlamaConfig,
         LlamaForSequenceClassification,
+        logging,
         set_seed,
     )
 
+    logging.set_verbosity_error()  # the heads are new, as they should be
+    logging.disable_progress_bar()
     set_seed(7)
     labels: dict[str, Any] = {
         "id2label": dict(enumerate(LABELS)),
@@ -109,9 +114,9 @@ def _train_all(folder: Path) -> None:
             **labels,
         )
     )
-    _train(minilm, words, folder / "minilm", rate=3e-4, steps=20)
-    _train(bert, words, folder / "bert", rate=2e-3, steps=60)
-    _train(llama, pieces, folder / "llama", rate=2e-3, steps=60)
+    _train(minilm, words, folder / "minilm", rate=2e-4, steps=16)
+    _train(bert, words, folder / "bert", rate=1e-3, steps=40)
+    _train(llama, pieces, folder / "llama", rate=1e-3, steps=60)
 
 
 def _train(model: Any, tokenizer: Any, folder: Path, *, rate: float, steps: int) -> None:

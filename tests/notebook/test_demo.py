@@ -1,20 +1,76 @@
-"""The demo notebook, run as `make demo` runs it, with the real model."""
+"""The demo notebooks, run as `make demo` runs them, with real models."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
+import small_classifiers
 from run import Answer, choose_devices, named_devices, problems
 
 from notebook.live import Family
 
 DEMOS = Path(__file__).parents[2] / "demo_notebooks"
 CAPITALS = ["Paris", "Berlin", "Tokyo", "Rome", "Madrid", "Cairo", "Nairobi", "Lima"]
+
+
+def executed(name: str, folder: Path) -> Any:
+    """The notebook of that name after a run on two CPU devices, in a copy of the demos."""
+    for path in (*DEMOS.glob("*.py"), DEMOS / name):
+        shutil.copy(path, folder)
+    family = Family()
+    script = subprocess.run(
+        [sys.executable, "run.py", name, "--devices", "cpu:2"],
+        cwd=folder,
+        env={**os.environ, **family.variable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    family.end()
+    assert script.returncode == 0, script.stdout + script.stderr
+    return nbformat.read(folder / "build" / name, as_version=4)
+
+
+def values(notebook: Any) -> list[str]:
+    """The values of its cells, as text."""
+    return [
+        output["data"]["text/plain"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "execute_result"
+    ]
+
+
+@pytest.mark.timeout(300)  # the classifiers are trained on the first run of a machine
+def test_the_ensemble_scores_and_writes_its_submission(tmp_path: Path) -> None:
+    """Three classifiers judge 200 comments on two devices; the submission has them all right."""
+    shown = values(executed("02_ensemble_scoring.ipynb", tmp_path))
+    assert "{'minilm': (200, 2), 'bert': (200, 2), 'llama': (200, 2)}" in shown
+    submission = pd.read_csv(tmp_path / "submission.csv")
+    truth = np.array(small_classifiers.comments(200, seed=42)[1])
+    assert submission["id"].tolist() == list(range(200))
+    assert ((submission["advertising"] > 0.5) == (truth == 1)).mean() > 0.95
+    assert not (DEMOS / "submission.csv").exists()
+
+
+@pytest.mark.timeout(400)  # two workers import and load vLLM
+def test_choices_and_embeddings_are_right(tmp_path: Path) -> None:
+    """Each capital is the likeliest choice, and the cat is what comes nearest to a kitten."""
+    shown = values(executed("03_choices_and_embeddings.ipynb", tmp_path))
+    assert "['Paris', 'Berlin', 'Madrid']" in shown
+    assert "'A cat sleeps on the warm windowsill.'" in shown
+    [logprobs] = [text for text in shown if text.startswith("array(")]
+    assert "-2.34" in logprobs
+    assert "-8.92" in logprobs
 
 
 @pytest.mark.timeout(400)  # two workers import and load vLLM
