@@ -5,7 +5,7 @@ def in a cell ── to_function ──> Function(by value, with its source line
                            └───> Function(live)                              for a thread
 ```
 
-Pure; imports `errors` and `spec` alone.
+Pure; imports `errors` and `sendable` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.spec import Function
+from mgpu_magic.sendable import Function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

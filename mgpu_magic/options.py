@@ -1,6 +1,6 @@
 """The options of a job, by the names that the magic and the Python API share → `JobSpec`.
 
-Pure; imports `spec`, `functions` and `errors` alone.
+Pure; imports `spec`, `sendable`, `functions` and `errors` alone.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
 from mgpu_magic.functions import to_function
-from mgpu_magic.spec import Function, JobSpec, ModelSpec
+from mgpu_magic.spec import JobSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from mgpu_magic.sendable import Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ What can never be a prompt is refused here, by index, before anything is started
 model can judge (too long, empty, a lone surrogate, an unknown token id) travels on and fails
 alone, in its own row.
 Pure. Columns of other libraries are read by what they can do (`tolist`, `to_pylist`, `to_list`),
-so that none of those libraries is imported. Imports `errors`, `spec` and `messages` alone.
+so that none of those libraries is imported. Imports `errors`, `sendable`,
+`spec` and `messages` alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 
 from mgpu_magic.errors import SpecError
 from mgpu_magic.messages import Chat, Pair, Pickled, Prompt, Request, Tokens
-from mgpu_magic.spec import Sampling, Task, plain
+from mgpu_magic.sendable import plain
+from mgpu_magic.spec import Sampling, Task
 
 _A_PROMPT = (
     'a prompt is text, a list of token ids, a chat (a list of dicts with "role" and "content") '

@@ -7,18 +7,19 @@ Device ─┐
 ModelSpec
 ```
 
-A value of this module is plain data: it can be compared, copied and sent to a worker.
-Imports `errors` alone.
+A value of this module can be compared, copied and sent to a worker.
+Imports `errors` and `sendable` alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from mgpu_magic.errors import SpecError
+from mgpu_magic.sendable import plain
 
 EngineName = Literal["vllm", "transformers", "python", "echo"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
@@ -26,93 +27,6 @@ Task = Literal["generate", "classify", "embed", "score"]
 TASKS: tuple[Task, ...] = get_args(Task)
 LauncherName = Literal["process", "thread"]
 LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
-
-_SCALARS = (str, bytes, bool, int, float, type(None))
-
-
-def plain(value: object, where: str) -> Any:
-    """Return a copy of `value` that holds only data.
-
-    Args:
-        value: Nested dicts, lists, tuples, sets, strings, bytes, numbers, booleans, None.
-            NumPy scalars become Python numbers, and instances of subclasses (an `Enum`, a
-            named tuple) the plain value: the worker may not know the class.
-        where: How the user would name it, such as `sampling["stop"]`; used in the message.
-
-    Raises:
-        SpecError: Something in it is not data (a function, an engine, a lock).
-    """
-    if isinstance(value, _SCALARS):
-        return _exact(value)
-    match value:
-        case Function():
-            return value
-        case Mapping():
-            for key in value:
-                if not isinstance(key, _SCALARS):
-                    raise SpecError(
-                        f"{where} has the key {key!r} of type {type(key).__name__}; "
-                        "keys must be text or numbers"
-                    )
-            return {_exact(key): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
-            return kind(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
-    scalar = getattr(value, "item", None)  # NumPy and torch scalars, without importing either
-    if callable(scalar) and getattr(value, "ndim", None) == 0:
-        return plain(scalar(), where)
-    raise SpecError(
-        f"{where} is of type {type(value).__module__}.{type(value).__qualname__}; it is sent to "
-        "another process and must be plain data (text, numbers, lists, dicts)"
-    )
-
-
-def _exact(value: Any) -> Any:
-    if type(value) in _SCALARS:
-        return value
-    match value:
-        case str():
-            return str.__str__(value)
-        case bytes():
-            return bytes(value)
-        case int():
-            return int.__index__(value)
-        case _:
-            return float.__float__(value)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Function:
-    """A function of the notebook that a worker shall call.
-
-    Two are equal where a worker that holds the one need not load the other.
-
-    Attributes:
-        name: What the cell calls it.
-        pickled: The function by value, as cloudpickle bytes, for another process; else empty.
-        sources: The lines of the cells that it is made of, by the name that their code has, so
-            that an error in another process points at them.
-        live: The function itself, for a thread of the kernel; else None.
-    """
-
-    name: str
-    pickled: bytes = b""
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    live: Callable[..., Any] | None = None
-
-    def _key(self) -> tuple[object, ...]:
-        if self.live is None:
-            return (self.name, self.pickled)
-        code = getattr(self.live, "__code__", self.live)
-        cells = getattr(self.live, "__closure__", None) or ()
-        held = tuple(id(cell.cell_contents) for cell in cells)
-        return (self.name, code, held, id(getattr(self.live, "__defaults__", None)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Function) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ SOURCE = Path(mgpu_magic.__file__).parent
 
 # The parts (modules, and packages with all their modules), lowest first. A part may import what
 # stands in the lines before its own. Kernel and worker share DATA.
-DATA = ({"errors", "outcomes"}, {"spec"}, {"messages"})
+DATA = ({"errors", "outcomes"}, {"sendable"}, {"spec"}, {"messages"})
 KERNEL = (
     *DATA,
     {

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Outcome
-    from mgpu_magic.spec import Function, WorkerSpec
+    from mgpu_magic.sendable import Function
+    from mgpu_magic.spec import WorkerSpec
 
 BATCH_SIZE = 8
 KNOWN = ("load", "predict", "batch_size")

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.spec import Device, JobSpec, ModelSpec, Sampling, WorkerSpec, plain
+from mgpu_magic.sendable import plain
+from mgpu_magic.spec import Device, JobSpec, ModelSpec, Sampling, WorkerSpec
 
 GPU = Device(kind="cuda", index=0, name="Tesla T4", mask="2")
 CORE = Device(kind="cpu", index=1, name="CPU (1 core)", cores=(1,))
