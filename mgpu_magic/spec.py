@@ -270,6 +270,8 @@ class JobSpec:
         for choice in self.choices:
             if not isinstance(choice, str) or not choice:
                 raise SpecError(f"choices holds {choice!r}; each choice is a text")
+            if any("\ud800" <= character <= "\udfff" for character in choice):
+                raise SpecError(f"choices holds {choice!r} with a lone surrogate, which is no text")
             if self.choices.count(choice) > 1:
                 raise SpecError(f"choices holds {choice!r} twice; choices differ")
         if len(self.choices) < 2:

@@ -1,33 +1,60 @@
-"""vLLM as an engine that is stepped. The only module that knows vLLM and its versions (0.20-0.33).
+"""vLLM as an engine that is stepped. The modules `vllm*` alone know vLLM, from 0.20 to 0.33.
 
 `LLM.generate` is not used: it loses a whole call on one bad prompt, starves the engine between
 calls, and leaves requests behind when it is interrupted. `add_request`, `step` and
-`abort_request` of its `LLMEngine` do none of that.
+`abort_request` of its `LLMEngine` do none of that. What vLLM is asked for a prompt is the task's
+to say, see `vllm_prompts`; here the requests are added, stepped and aborted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
-import pickle
 import time
-from typing import TYPE_CHECKING, Any, assert_never
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.engines import EngineGone, Loaded
-from mgpu_magic.messages import Chat, Pickled, Stats, Tokens
+from mgpu_magic.engines.vllm_choices import Choices
+from mgpu_magic.engines.vllm_pooling import pooling
+from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
+from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, variables
+from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mgpu_magic.messages import Prompt, Request
+    from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Logprobs, Outcome
     from mgpu_magic.spec import WorkerSpec
 
-GIB = 2**30
-GPU_MEMORY_UTILIZATION = 0.92  # vLLM's own 0.9 wastes GPU memory where nothing else runs on it
-CPU_KV_CACHE_GIB = 2  # vLLM fills it while it loads: its own 4 GiB can take longer than the rest
+# Priorities of requests, the smaller the sooner: what follows about a prompt comes before other
+# prompts, as long as vLLM's prefix cache remembers this one. (Without the policy they do nothing.)
+FIRST, FOLLOWING = 0, -1
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A prompt on its way: the talk about it, and what vLLM was asked last.
+
+    Attributes:
+        index: Its place among the prompts.
+        talk: Its task's.
+        adapter: vLLM's `LoRARequest`, or None.
+        began: When it was taken, by the monotonic clock.
+        missing: vLLM's ids of the requests that have not come back, with their places.
+        outputs: What came back, by place.
+    """
+
+    index: int
+    talk: Talk
+    adapter: Any
+    began: float
+    missing: dict[str, int] = field(default_factory=dict)
+    outputs: dict[int, Any] = field(default_factory=dict)
 
 
 class VllmEngine:
@@ -36,11 +63,16 @@ class VllmEngine:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._llm: Any = None
-        self._begun: dict[str, tuple[int, float]] = {}  # request id -> index, time taken
+        self._task: Any = None  # a `Task`, once it is loaded
+        self._choices: Any = None
+        self._prompts: dict[int, _Prompt] = {}  # by index
+        self._asked: dict[str, _Prompt] = {}  # by vLLM's request id
+        self._numbers = itertools.count()
+        self._adapters: dict[str, Any] = {}  # by directory
 
     def prepare(self) -> None:
         """See `Engine`."""
-        os.environ.update(variables(self._spec, os.environ, _free_host_bytes()))
+        os.environ.update(variables(self._spec, os.environ, free_host_bytes()))
         import vllm  # noqa: F401
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
@@ -48,8 +80,16 @@ class VllmEngine:
         from vllm import LLM
 
         report("loading", None)
+        on_cpu = self._spec.devices[0].kind == "cpu"
+        if on_cpu and self._spec.engine_args.get("enable_lora"):
+            _mend_adapters_on_cpu()
         with _watched_log(report):
             self._llm = LLM(model=self._spec.model, **arguments(self._spec))
+        if self._spec.task == "generate":
+            self._task = Generation(self._llm, self._spec.label)
+            self._choices = Choices(self._llm, self._spec.label, on_cpu=on_cpu)
+        else:
+            self._task = pooling(self._llm, self._spec.task, self._spec.label)
         config = self._llm.llm_engine.vllm_config
         sequences = config.scheduler_config.max_num_seqs
         return Loaded(
@@ -62,35 +102,31 @@ class VllmEngine:
 
     def add(self, request: Request) -> None:
         """See `Engine`. Raises what vLLM raises for a prompt or a sampling that it refuses."""
-        key = str(request.index)
-        params = self._params(request.sampling.for_index(request.index))
-        prompt = self._input(request.prompt)
-        try:
-            self._llm.llm_engine.add_request(key, prompt, params)
-        except Exception as error:
-            if type(error).__name__ == "EngineDeadError":  # vLLM's engine process died
-                raise EngineGone(str(error)) from error
-            raise
-        self._begun[key] = (request.index, time.monotonic())
+        task: Task = self._choices if request.choices else self._task
+        talk = task.talk(request)
+        began = time.monotonic()
+        prompt = _Prompt(request.index, talk, self._adapter(request.lora), began)
+        self._ask(prompt, next(talk), FIRST)
+        self._prompts[request.index] = prompt
 
     def step(self) -> list[Outcome]:
         """See `Engine`."""
-        return [
-            self._outcome(output, *begun)
-            for output in self._llm.llm_engine.step()
-            if output.finished and (begun := self._begun.pop(output.request_id, None))
-        ]
+        outcomes = []
+        for output in self._llm.llm_engine.step():
+            if output.finished and (prompt := self._asked.pop(output.request_id, None)):
+                prompt.outputs[prompt.missing.pop(output.request_id)] = output
+                if not prompt.missing and (outcome := self._continued(prompt)):
+                    outcomes.append(outcome)
+        return outcomes
 
     def abort(self, indices: Iterable[int]) -> None:
         """See `Engine`."""
-        keys = [key for key in map(str, indices) if self._begun.pop(key, None)]
-        if keys:
-            self._llm.llm_engine.abort_request(keys)
+        self._forget([prompt for index in indices if (prompt := self._prompts.pop(index, None))])
 
     @property
     def busy(self) -> bool:
         """See `Engine`."""
-        return bool(self._begun)
+        return bool(self._prompts)
 
     def stats(self) -> Stats:
         """See `Engine`."""
@@ -110,6 +146,95 @@ class VllmEngine:
         with contextlib.suppress(Exception):  # the process ends anyway
             self._llm.llm_engine.engine_core.shutdown()
 
+    def _ask(self, prompt: _Prompt, asks: Sequence[Ask], priority: int) -> None:
+        """Hand all of them to vLLM, or none and raise."""
+        prompt.outputs = {}
+        try:
+            for place, ask in enumerate(asks):
+                key = str(next(self._numbers))
+                with _death_told():
+                    self._llm.llm_engine.add_request(
+                        key,
+                        ask.prompt,
+                        ask.params,
+                        lora_request=prompt.adapter,
+                        priority=priority,
+                    )
+                prompt.missing[key] = place
+                self._asked[key] = prompt
+        except Exception:
+            self._forget([prompt])
+            raise
+
+    def _continued(self, prompt: _Prompt) -> Outcome | None:
+        """Go on with the talk; returns the outcome if that was its end."""
+        try:
+            outputs = [prompt.outputs[place] for place in sorted(prompt.outputs)]
+            self._ask(prompt, prompt.talk.send(outputs), FOLLOWING)
+        except StopIteration as end:
+            outcome: Outcome = replace(end.value, seconds=time.monotonic() - prompt.began)
+        except EngineGone:
+            raise
+        except Exception as error:  # noqa: BLE001  # it is the prompt's own
+            kind = type(error).__name__
+            outcome = Failure(prompt.index, RemoteError(kind, str(error) or repr(error)))
+        else:
+            return None
+        del self._prompts[prompt.index]
+        return outcome
+
+    def _forget(self, prompts: Sequence[_Prompt]) -> None:
+        keys = [key for prompt in prompts for key in prompt.missing]
+        for prompt in prompts:
+            prompt.talk.close()
+            prompt.missing = {}
+        for key in keys:
+            del self._asked[key]
+        if keys:
+            self._llm.llm_engine.abort_request(keys)
+
+    def _adapter(self, directory: str | None) -> Any:
+        """Load an adapter where it is new: a bad one, met while stepping, would end the engine."""
+        from vllm.lora.request import LoRARequest
+
+        if directory is None:
+            return None
+        if directory not in self._adapters:
+            # vLLM's prefix cache tells adapters apart by their names.
+            made = LoRARequest(directory, len(self._adapters) + 1, directory)
+            with _death_told():
+                self._llm.llm_engine.add_lora(made)
+            self._adapters[directory] = made
+        return self._adapters[directory]
+
+
+class Generation:
+    """The task of generating text."""
+
+    def __init__(self, llm: Any, device: str) -> None:
+        self._llm = llm
+        self._device = device
+
+    def talk(self, request: Request) -> Talk:
+        """See `Task`."""
+        params = self._params(request.sampling.for_index(request.index))
+        (output,) = yield [Ask(rendered(self._llm, request.prompt), params)]
+        parts = checked(output).outputs
+        texts = tuple(part.text for part in parts)
+        ids = tuple(tuple(part.token_ids) for part in parts)
+        return Completion(
+            index=request.index,
+            texts=texts,
+            finish_reasons=tuple(part.finish_reason for part in parts),
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            output_tokens=sum(map(len, ids)),
+            seconds=0.0,
+            device=self._device,
+            logprobs=_all_logprobs(parts),
+            prompt_logprobs=_logprobs(output.prompt_logprobs),
+            token_ids=None if any(texts) else ids,
+        )
+
     def _params(self, fields: dict[str, Any]) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -123,114 +248,38 @@ class VllmEngine:
         params.output_kind = RequestOutputKind.FINAL_ONLY
         return params
 
-    def _input(self, prompt: Prompt) -> Any:
-        """What `LLM.generate` and `LLM.chat` would hand to the engine.
 
-        Raw prompts are deprecated there, and what renders them (Mistral's tokenizers and images
-        included, unlike the tokenizer's own methods) has no public form that does not generate.
-        """
-        llm = self._llm
-        match prompt:
-            case str():
-                _refuse_surrogates(prompt)
-                (rendered,) = llm._preprocess_cmpl([prompt])
-            case Tokens(ids):
-                (rendered,) = llm._preprocess_cmpl([{"prompt_token_ids": list(ids)}])
-            case Chat(messages):
-                for message in messages:
-                    _refuse_surrogates(message.get("content"))
-                (rendered,) = llm._preprocess_chat([list(messages)])
-            case Pickled(data):
-                fields = pickle.loads(data)  # noqa: S301  # only from the pipe that we inherit
-                (rendered,) = llm._preprocess_cmpl([fields])
-            case _:
-                assert_never(prompt)
-        return rendered
+def _mend_adapters_on_cpu() -> None:
+    """Keep prompts without an adapter free of other prompts' (vllm#48421).
 
-    def _outcome(self, output: Any, index: int, begun: float) -> Outcome:
-        reasons = tuple(part.finish_reason for part in output.outputs)
-        if "error" in reasons:
-            error = RemoteError("EngineError", "vLLM gave this request up with an internal error")
-            return Failure(index, error)
-        texts = tuple(part.text for part in output.outputs)
-        ids = tuple(tuple(part.token_ids) for part in output.outputs)
-        return Completion(
-            index=index,
-            texts=texts,
-            finish_reasons=reasons,
-            prompt_tokens=len(output.prompt_token_ids or ()),
-            output_tokens=sum(map(len, ids)),
-            seconds=time.monotonic() - begun,
-            device=self._spec.label,
-            logprobs=_all_logprobs(output.outputs),
-            prompt_logprobs=_logprobs(output.prompt_logprobs),
-            token_ids=None if any(texts) else ids,
-        )
-
-
-def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> dict[str, str]:
-    """Environment variables of vLLM for this worker; what the user set stays as it is.
-
-    `engine_args["engine_process"]` says whether vLLM runs its engine in a process of its own:
-    its default on a GPU (tokenising overlaps the GPU), off on a CPU (where it costs half a
-    minute and hides why a start failed).
-
-    Args:
-        spec: The worker.
-        environ: What is set already.
-        free_bytes: Free memory of the host, to be shared with the other workers.
+    Their index is -1, and the operations for CPUs take the last adapter for it.
     """
-    wanted: dict[str, str] = {}
-    on_cpu = spec.devices[0].kind == "cpu"
-    own_process = spec.engine_args.get("engine_process", False if on_cpu else None)
-    if own_process is not None:
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
-    if on_cpu:
-        # The worker is pinned already; its own cores keep vLLM from choosing others. ("nobind"
-        # says that more plainly, and is an IndexError in 0.20.)
-        cores = [core for device in spec.devices for core in device.cores]
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
-        if spec.engine_args.get("enforce_eager", True):
-            # Else logprobs are compiled all the same, and the engine dies without a C++ compiler.
-            wanted["TORCH_COMPILE_DISABLE"] = "1"
-        if "kv_cache_memory_bytes" not in spec.engine_args:
-            share = int(free_bytes * spec.host_share * 0.4 / GIB)
-            wanted["VLLM_CPU_KVCACHE_SPACE"] = str(min(max(share, 1), CPU_KV_CACHE_GIB))
-    chosen = {"VLLM_ENABLE_V1_MULTIPROCESSING"} if "engine_process" in spec.engine_args else set()
-    return {name: value for name, value in wanted.items() if name in chosen or name not in environ}
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    def mended(expand: Any) -> Any:
+        def of_adapters_alone(
+            inputs: Any, weights: Any, output: Any, indices: Any, *others: Any, **named: Any
+        ) -> None:
+            inputs = inputs.masked_fill((indices < 0).unsqueeze(1), 0)
+            expand(inputs, weights, output, indices, *others, **named)
+
+        return of_adapters_alone
+
+    for name in ("bgmv_expand", "bgmv_expand_slice"):
+        operation = mended(getattr(lora_ops, name))
+        for module in (lora_ops, punica_cpu):
+            setattr(module, name, operation)
 
 
-def arguments(spec: WorkerSpec) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`: our defaults under the user's."""
-    defaults: dict[str, Any] = {
-        "tensor_parallel_size": len(spec.devices),
-        "seed": spec.devices[0].index,  # with equal seeds, replicas would give identical samples
-        "disable_log_stats": False,  # the panel's figures
-    }
-    if spec.devices[0].kind == "cpu":
-        defaults["enforce_eager"] = True  # compiling costs more than a CPU job gains
-    elif "mig" not in spec.devices[0].mask.lower():
-        defaults["gpu_memory_utilization"] = GPU_MEMORY_UTILIZATION
-    chosen = {k: v for k, v in spec.engine_args.items() if k != "engine_process"}
-    return {**defaults, **chosen}
-
-
-def _free_host_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def _refuse_surrogates(text: object) -> None:
-    if not isinstance(text, str):  # a chat's message of several parts
-        return
+@contextlib.contextmanager
+def _death_told() -> Iterator[None]:
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the prompt contains a lone surrogate at position {error.start}, which is no text; "
-            'clean it with text.encode("utf-8", "replace").decode()'
-        ) from None
+        yield
+    except Exception as error:
+        if type(error).__name__ == "EngineDeadError":  # vLLM's engine process died
+            raise EngineGone(str(error)) from error
+        raise
 
 
 def _all_logprobs(outputs: Any) -> tuple[Logprobs, ...] | None:

