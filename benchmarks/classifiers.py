@@ -47,8 +47,10 @@ def classifiers(folder: Path, count: int) -> list[str]:
 
     Their heads are random: speed alone is measured.
     """
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
+    logging.set_verbosity_error()  # the heads are new
+    logging.disable_progress_bar()
     source = model("embedder")
     made = []
     for number in range(count):

@@ -35,7 +35,7 @@ def measure() -> list[Figure]:
             return [
                 Figure(
                     what=f"one thread, {kind} lengths: time of the loop over ours",
-                    rounds=rounds(loop, session, path, texts(400, words)),
+                    rounds=rounds(loop, session, path, texts(240, words)),
                     target=1.0,
                 )
                 for kind, words in (("mixed", (3, 120)), ("equal", (40, 40)))

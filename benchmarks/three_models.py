@@ -26,7 +26,7 @@ def measure() -> list[Figure]:
     threads = torch.get_num_threads()
     cores = os.sched_getaffinity(0)
     one, two = sorted(cores)[:2]
-    prompts = texts(600, (20, 100))
+    prompts = texts(400, (20, 100))
     ratios = []
     try:
         with tempfile.TemporaryDirectory() as folder, Session("cpu:2") as session:

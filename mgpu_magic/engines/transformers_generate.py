@@ -9,7 +9,7 @@ waiting ── prompts, left-padded ──> KV cache ─┐
 
 The loop is our own: transformers' `generate` has no seed per request, takes no row in before the
 last has ended, and cannot be interrupted between tokens; its continuous batching is made for
-GPUs (on a CPU it took 25 to 40 times as long) and has no seed per request either.
+GPUs (on a CPU eight prompts took it half a minute) and has no seed per request either.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,9 @@ from transformers.utils import logging as transformers_logging
 
 from engines import tiny_models
 from mgpu_magic import EngineError, Ensemble, Prediction, ResultSet, Session
+from mgpu_magic.engines.transformers_load import load
+from mgpu_magic.engines.transformers_settings import Settings
+from mgpu_magic.spec import Device, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,20 +52,50 @@ def values(results: ResultSet) -> list[Any]:
     return [pytest.approx(list(row.values), abs=1e-5) for row in rows]
 
 
-def test_threads_load_tied_weights_at_once(tmp_path: Path) -> None:
-    """Twenty times two at once, while the kernel stays as it was: always the right weights."""
-    paths = [tiny_models.bart(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-    expected = [tiny_models.logits(path, TEXTS) for path in paths]
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two models whose parts share a matrix, by name; such are the first to load wrong."""
+    folder = tmp_path_factory.mktemp("tied")
+    return {str(seed): tiny_models.bart(folder / str(seed), seed=seed) for seed in (0, 1)}
+
+
+def test_threads_load_at_the_same_moment(tied: dict[str, str]) -> None:
+    """Twenty times: each has its own weights, and so has who loads after them."""
+    expected = [tiny_models.logits(path, TEXTS) for path in tied.values()]
     assert expected[0] != [pytest.approx(row, abs=0.1) for row in expected[1]]
-    for _ in range(20):
+    together = threading.Barrier(2)
+
+    def loaded(path: str) -> list[Any]:
+        device = Device(kind="cpu", index=0, name="CPU", cores=(0,))
+        spec = WorkerSpec(
+            engine="transformers",
+            model=path,
+            task="classify",
+            launcher="thread",
+            engine_args={},
+            devices=(device,),
+        )
+        together.wait()
+        made = load(spec, Settings())
+        with torch.inference_mode():
+            rows = [made.tokenizer(text, return_tensors="pt") for text in TEXTS]
+            return [made.model(**row).logits[0].tolist() for row in rows]
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(20):
+            found = list(threads.map(loaded, tied.values()))
+            assert found == [[pytest.approx(row, abs=1e-5) for row in each] for each in expected]
+    assert tiny_models.logits(tied["0"], TEXTS) == expected[0]
+
+
+def test_an_ensemble_loads_in_threads(tied: dict[str, str]) -> None:
+    """The same through a session, with no pause between the loads."""
+    expected = {name: tiny_models.logits(path, TEXTS) for name, path in tied.items()}
+    for _ in range(4):
         with Session("cpu:2") as session:
-            results = session.generate(
-                models={"one": paths[0], "two": paths[1]}, prompts=TEXTS, **IN_THREADS
-            )
+            results = session.generate(models=tied, prompts=TEXTS, stagger=0, **IN_THREADS)
         assert isinstance(results, Ensemble)
-        assert values(results["one"]) == expected[0]
-        assert values(results["two"]) == expected[1]
-    assert tiny_models.logits(paths[0], TEXTS) == expected[0]
+        assert {name: values(results[name]) for name in tied} == expected
 
 
 def test_threads_share_no_tokenizer(session: Session, bert: str) -> None:
