@@ -18,6 +18,7 @@ import io
 import os
 import tokenize
 from collections.abc import Iterator, Mapping, MutableMapping
+from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 from traitlets import Bool, Float, Int, Unicode
 
+from mgpu_magic.completion import Known, completions
 from mgpu_magic.dashboard import open_view, render_html
 from mgpu_magic.devices import discover
 from mgpu_magic.errors import PlacementError, SpecError
@@ -36,7 +38,11 @@ from mgpu_magic.snapshot import render_text
 from mgpu_magic.spec import ENGINES, LAUNCHERS, TASKS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mgpu_magic.execution import Results
+    from mgpu_magic.run import Run
+    from mgpu_magic.spec import JobSpec
 
 BODY_NAMES = (
     "model", "models", "prompts", "sampling", "engine_args", "choices", "lora", "load", "predict",
@@ -54,6 +60,8 @@ LINE_HELP = """\
 %multigpu devices         every device that this kernel may use
 %multigpu logs [WORKER]   the ends of the workers' logs
 %multigpu last            results of the last run, finished or not
+%multigpu stop            stop the running job; what it has answered is kept
+%multigpu dashboard       the devices, live, until `%multigpu dashboard off`
 %multigpu free [MODEL]    end the workers (of one model) and release their memory
 %multigpu restart         kill every worker, also in the middle of a run
 %multigpu help            this
@@ -75,6 +83,7 @@ class MultiGPU(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell=shell)
         self._session: Session | None = None
+        self._end_dashboard: Callable[[], None] | None = None
 
     @property
     def session(self) -> Session:
@@ -120,9 +129,10 @@ class MultiGPU(Magics):
     @argument("--max-model-len", type=int, help="Tokens of prompt and answer together.")
     @argument("--gpu-memory-utilization", type=float, help="Part of each GPU's memory; 0.92.")
     @argument("--stagger", metavar="auto|SECONDS", help="Time between the loads of the workers.")
+    @argument("--background", action="store_true", help="Return at once; the panel goes on.")
     @argument("--no-panel", action="store_true", help="Show no progress.")
     @cell_magic("multigpu")
-    def cell(self, line: str, cell: str) -> Results | None:
+    def cell(self, line: str, cell: str) -> Results | Run | None:
         """Run a model on every device and return its answers in prompt order.
 
         The body is ordinary Python; the names that it binds describe the job:
@@ -149,12 +159,17 @@ class MultiGPU(Magics):
         try:
             bound = self._run_body(cell)
             job = self._options(given, bound).job()
-            view = open_view() if self.panel and not given["no_panel"] else None
-            results = self.session.run(job, view)
+            shown = self.panel and not given["no_panel"]
+            results: Results | Run
+            if given["background"]:
+                results = self._begin(job, name, shown=shown)
+            else:
+                results = self.session.run(job, open_view() if shown else None)
         except (SpecError, PlacementError) as error:
             raise UsageError(error.args[0]) from None
         if name:
-            self.shell.user_ns[name] = results
+            if not given["background"]:
+                self.shell.user_ns[name] = results
             return None
         return None if _silenced(cell) else results
 
@@ -181,6 +196,10 @@ class MultiGPU(Magics):
                 case "last":
                     last = self.session.last
                     return Report("Nothing has been run yet.") if last is None else last
+                case "stop":
+                    return Report(_stopped(self.session))
+                case "dashboard":
+                    return self._dashboard(rest)
                 case "free":
                     return Report(f"Workers ended: {self.session.free(rest or None)}")
                 case "restart":
@@ -189,6 +208,36 @@ class MultiGPU(Magics):
                     raise UsageError(f"%multigpu {word} is unknown.\n{LINE_HELP}")
         except SpecError as error:
             raise UsageError(str(error)) from None
+
+    def _begin(self, job: JobSpec, name: str | None, *, shown: bool) -> Run:
+        """Start a job that goes on after the cell; its results replace it in the variable."""
+        run = self.session.submit(job)
+        if shown:
+            view = open_view(stop=run.stop)
+            view.update(run.snapshot)  # from here, so that it stands under this cell
+            self.session.follow(run, view)
+        if name:
+            self.shell.user_ns[name] = run
+            run.then(partial(self._deliver, name))
+        return run
+
+    def _deliver(self, name: str, run: Run) -> None:
+        if run.error is None and self.shell.user_ns.get(name) is run:  # not bound anew meanwhile
+            self.shell.user_ns[name] = run.result()
+
+    def _dashboard(self, word: str) -> None:
+        """Show the devices under this cell, instead of under the last that did."""
+        if self._end_dashboard is not None:
+            self._end_dashboard()
+            self._end_dashboard = None
+        if word == "off":
+            return
+        if word:
+            raise UsageError(f"%multigpu dashboard {word}: say off, or nothing")
+        session = self.session
+        view = open_view(stop=lambda: self._dashboard("off"), stop_label="Close")
+        view.update(session.status())
+        self._end_dashboard = session.watch(view)
 
     def _run_body(self, cell: str) -> dict[str, Any]:
         """Run the cell's body as IPython runs a cell; returns what it bound of `BODY_NAMES`."""
@@ -262,6 +311,19 @@ class MultiGPU(Magics):
             values[name] = default if given[name] is None else given[name]
         return Options.of(**values)
 
+    def complete(self, _: Any, event: Any) -> list[str]:
+        """What the Tab key offers; called by IPython with the shell and what is typed."""
+        space = [name for name in self.shell.user_ns if not name.startswith("_")]
+        values: dict[str, list[str] | None] = {}
+        for action in self.cell.parser._actions:  # argparse has no public list of them
+            offered = list(action.choices or (space if action.metavar == "NAME" else ()))
+            for option in action.option_strings:
+                values[option] = None if action.nargs == 0 else offered
+        devices = [device.label.split(":")[1] for device in discover(os.environ, "all").devices]
+        values["--devices"] = ["all", "cpu", "cpu:2", *devices]
+        loaded = [] if self._session is None else self._session.models
+        return completions(event.text_until_cursor, Known(options=values, models=loaded))
+
     def _look_up(self, expression: str, option: str) -> Any:
         try:
             return self.shell.ev(expression)
@@ -311,6 +373,16 @@ class Report:
         return self._html
 
 
+def _stopped(session: Session) -> str:
+    if not session.stop():
+        return "Nothing is running."
+    job = session.status().job
+    return (
+        f"Stopped with {job.done - job.failed:,} of {job.total:,} prompts answered; they are in "
+        "`%multigpu last`."
+    )
+
+
 def _device_list() -> str:
     discovery = discover(os.environ, "all")
     lines = []
@@ -340,6 +412,8 @@ def load(shell: Any) -> None:
     magics = MultiGPU(shell)
     shell.register_magics(magics)
     shell.configurables.append(magics)
+    for name in ("%multigpu", "%%multigpu"):
+        shell.set_hook("complete_command", magics.complete, str_key=name)
 
 
 def unload(shell: Any) -> None:

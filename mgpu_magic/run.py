@@ -59,6 +59,15 @@ class Run:
         """
         return self._future.result(seconds)
 
+    def then(self, act: Callable[[Run], None]) -> None:
+        """Call `act` with this run once it is over: from the session's thread, or at once."""
+        self._future.add_done_callback(lambda _: act(self))
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `result()` raises, once it is over; None where it raises nothing."""
+        return self._future.exception() if self._future.done() else None
+
     def stop(self) -> None:
         """Give up what is not finished. The workers stay loaded."""
         self._stop(self)
@@ -70,6 +79,15 @@ class Run:
             self._future.set_exception(outcome)
         else:
             self._future.set_result(outcome)
+
+    def __repr__(self) -> str:
+        job = self.snapshot.job
+        text = f"{job.done:,} of {job.total:,} prompts"
+        if not self.done:
+            return f"<still running: {text}; .result() waits for it>"
+        if self.error is None:
+            return f"<done: {text}; .result() has the results>"
+        return f"<{job.state}: {text}; .result() raises {type(self.error).__name__}>"
 
     def __await__(self) -> Generator[Any, None, Results]:
         return asyncio.wrap_future(self._future).__await__()

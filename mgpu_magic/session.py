@@ -162,6 +162,40 @@ class Session:
         self._loop.call(partial(self._begin, prepare(job, self._devices), run))
         return run
 
+    def follow(self, run: Run, observer: Observer) -> None:
+        """Show a submitted job to its end, from a thread of its own."""
+        show = partial(_follow, run, observer)
+        threading.Thread(target=show, name="mgpu-view", daemon=True).start()
+
+    def watch(self, observer: Observer) -> Callable[[], None]:
+        """Show the devices and what runs on them, from a thread of its own.
+
+        Returns:
+            What ends it. It ends by itself when the observer or the session does.
+        """
+        over = threading.Event()
+
+        def show() -> None:
+            while not over.is_set() and not self._closed:
+                try:
+                    snapshot = self.status()
+                except SpecError:  # the session was closed meanwhile
+                    break
+                if not _shown(observer.update, snapshot):
+                    return
+                over.wait(READING_SECONDS)
+            _shown(observer.finish, self._progress.snapshot())
+
+        threading.Thread(target=show, name="mgpu-watch", daemon=True).start()
+        return over.set
+
+    def stop(self) -> bool:
+        """Give up what the running job has not finished; returns whether there was one."""
+        run = self._loop.call(lambda: None if self._current is None else self._current[1])
+        if run is not None:
+            self._stop(run)
+        return run is not None
+
     def status(self) -> Snapshot:
         """The devices and what runs on them, read now."""
         if self._discovery is None:
@@ -177,6 +211,11 @@ class Session:
         return self._loop.call(
             lambda: self._last if self._current is None else self._current[0].results()
         )
+
+    @property
+    def models(self) -> list[str]:
+        """The models that are loaded, as they were named."""
+        return self._loop.call(lambda: sorted({worker.spec.model_label for worker in self._fleet}))
 
     def logs(self, worker: int | None = None) -> dict[str, str]:
         """The ends of the logs of all workers until now, or of one, by worker.
@@ -238,7 +277,7 @@ class Session:
 
     def _begin(self, prepared: Preparation, run: Run) -> None:
         if self._current is not None:
-            raise SpecError("a job is running in this session; stop it first (%multigpu restart)")
+            raise SpecError("a job is running in this session; stop it first (%multigpu stop)")
         self._show(prepared.discovery)
         execution = Execution(
             number=next(self._job_numbers),
@@ -303,7 +342,7 @@ class Session:
 
     def _dismiss(self, model: str | None) -> Callable[[], int]:
         if self._current is not None:
-            raise SpecError("a job is running; interrupt it first, or use %multigpu restart")
+            raise SpecError("a job is running; stop it first (%multigpu stop)")
         known = {w.number: (w.spec.model_label, self._names[w.number][1]) for w in self._fleet}
         numbers = [number for number, names in known.items() if model is None or model in names]
         if model is not None and not numbers:
@@ -397,6 +436,15 @@ class Session:
         if self._current is not None:
             self._current[0].handle(worker, event)
             self._settle()
+
+
+def _follow(run: Run, observer: Observer) -> None:
+    """Thread: show a run to its end."""
+    showing = True
+    while not run.wait(REFRESH_SECONDS):
+        showing = showing and _shown(observer.update, run.snapshot)
+    if showing:
+        _shown(observer.finish, run.snapshot)
 
 
 def _shown(show: Callable[[Snapshot], None], snapshot: Snapshot) -> bool:

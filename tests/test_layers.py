@@ -27,6 +27,7 @@ KERNEL = (
     *DATA,
     {
         "arrays",
+        "completion",
         "frames",
         "functions",
         "lifecycle",

@@ -217,3 +217,20 @@ def test_unloading_ends_the_workers_and_loading_again_works(notebook: Notebook) 
     notebook.run("del answers")
     notebook.run(JOB)
     assert notebook.value("answers.texts") == ["a b", "c"]
+
+
+def offered(notebook: Notebook, line: str) -> list[str]:
+    """What the Tab key offers at the end of a line."""
+    reply = notebook.client.complete(line, len(line), reply=True, timeout=20)
+    matches: list[str] = reply["content"]["matches"]
+    return matches
+
+
+def test_the_tab_key_knows_options_values_and_models(shared: Notebook) -> None:
+    """After the magics it offers their own words; models that are loaded are among them."""
+    shared.run(JOB)
+    assert offered(shared, "%%multigpu --engine t") == ["transformers"]
+    assert "--max-model-len" in offered(shared, "%%multigpu --max-")
+    assert "answers" in offered(shared, "%%multigpu --prompts an")
+    assert "m" in offered(shared, "%multigpu free ")
+    assert {"status", "stop"} <= set(offered(shared, "%multigpu st"))

@@ -113,7 +113,7 @@ def test_one_job_runs_at_a_time(session: Session) -> None:
     run = session.submit(job(PROMPTS, "m", engine_args={"delay": 0.1}))
     with pytest.raises(SpecError, match="a job is running in this session; stop it first"):
         session.submit(job(PROMPTS, "other"))
-    with pytest.raises(SpecError, match="a job is running; interrupt it first"):
+    with pytest.raises(SpecError, match="a job is running; stop it first"):
         session.free()
     assert result(run).texts == PROMPTS
 

@@ -1,0 +1,68 @@
+"""What the Tab key offers after `%%multigpu` and `%multigpu`.
+
+Pure; imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WORDS = (
+    "status", "devices", "logs", "last", "stop", "dashboard", "free", "restart", "help",
+)  # fmt: skip
+"""The words that `%multigpu` knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What there is to offer.
+
+    Attributes:
+        options: The cell magic's options, each with values that it may have; None: it has none.
+        models: Models that are loaded, as one would name them.
+    """
+
+    options: Mapping[str, Sequence[str] | None]
+    models: Sequence[str] = ()
+
+
+def completions(line: str, known: Known) -> list[str]:
+    """What may stand in place of the word that ends at the cursor.
+
+    Args:
+        line: The line up to the cursor.
+        known: What there is to offer.
+    """
+    magic, *before = line.split()
+    word = "" if line[-1:].isspace() or not before else before.pop()
+    if magic == "%multigpu":
+        offered = _of_line(before, known)
+    elif magic == "%%multigpu":
+        offered = _of_cell(before, known)
+    else:
+        return []
+    return [one for one in offered if one.startswith(word)]
+
+
+def _of_line(before: Sequence[str], known: Known) -> Sequence[str]:
+    match before:
+        case []:
+            return WORDS
+        case ["free"]:
+            return known.models
+        case ["dashboard"]:
+            return ("off",)
+        case _:
+            return ()
+
+
+def _of_cell(before: Sequence[str], known: Known) -> Sequence[str]:
+    values = known.options.get(before[-1]) if before else None
+    if values is not None:
+        return values
+    unused = [option for option in known.options if option not in before]
+    return [*([] if before else known.models), *unused]
