@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 QUICKSTART_ANSWERS := Paris,Berlin,Tokyo,Rome,Madrid,Cairo,Nairobi,Lima
 
-.PHONY: help install demo test lint bench system-packages model
+.PHONY: help install demo test lint bench gpu-check system-packages model
 
 help:
 	@echo "make demo      run demo_notebooks/01_quickstart.ipynb on two CPU devices"
 	@echo "make test      all tests, real models and a real browser included"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     ratios of speed, side by side with vLLM alone and with the usual script"
+	@echo "make gpu-check on a machine with a GPU: what only that can show"
 	@echo "make install   .venv with all that a CPU machine needs (the others do it too)"
 
 install: .venv/.installed
@@ -56,6 +57,10 @@ test: install system-packages model
 
 bench: model
 	$(BIN)/python -m benchmarks.run
+
+# In the environment that has the GPU's torch, not in .venv.
+gpu-check:
+	python3 tests/gpu/check.py
 
 lint: install
 	$(BIN)/ruff check

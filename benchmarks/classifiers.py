@@ -23,22 +23,6 @@ WORDS = ("the", "a", "of", "model", "price", "honestly", "winter", "train", "off
 def texts(count: int, words: tuple[int, int]) -> list[str]:
     """`count` texts of so many words, least and most."""
     chance = random.Random(5)
-    stock = [
-        "the",
-        "a",
-        "of",
-        "model",
-        "price",
-        "honestly",
-        "winter",
-        "train",
-        "late",
-        "again",
-        "offer",
-        "code",
-        "glue",
-        "village",
-    ]
     return [" ".join(chance.choices(WORDS, k=chance.randint(*words))) for _ in range(count)]
 
 

@@ -15,7 +15,7 @@ import io
 import linecache
 import os
 from collections import ChainMap
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
@@ -40,7 +40,7 @@ def to_function(function: Any, name: str, *, live: bool) -> Function:
     if not callable(function):
         raise SpecError(f"{name} is of type {type(function).__name__}; define a function")
     if live:
-        return Function(name, live=function)
+        return Function(name, live=function, marks=_marks(function, {}))
     try:
         return _by_value(function, name)
     except Exception as error:  # pickling runs the code of the user's objects
@@ -51,6 +51,62 @@ def to_function(function: Any, name: str, *, live: bool) -> Function:
             f"({type(error).__name__}: {error}); make it inside load(device), or run in threads: "
             "--launcher thread"
         ) from error
+
+
+class _Itself:
+    """Something that is equal to nothing but itself. Holds it, so that no other gets its place."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def _marks(value: Any, seen: dict[int, int]) -> object:
+    """What tells whether a function, run anew, is still the same as before.
+
+    Its code and, by the same rule, the functions and classes of the notebook that it uses; small
+    plain values by their value; anything else is the same only if it is the same object.
+
+    Args:
+        value: A function, or what one uses.
+        seen: Numbers of the functions and classes on the way here, by identity.
+    """
+    if isinstance(value, _PLAIN):
+        return (type(value), value)
+    if isinstance(value, list | tuple) and len(value) <= _FEW:
+        return (type(value), tuple(_marks(item, seen) for item in value))
+    if id(value) in seen:
+        return seen[id(value)]
+    match value:
+        case MethodType():
+            return (_marks(value.__func__, seen), _Itself(value.__self__))
+        case FunctionType():
+            seen[id(value)] = len(seen)
+            held = [value.__defaults__, list((value.__kwdefaults__ or {}).items())]
+            used = [(name, _marks(item, seen)) for name, item in _used(value)]
+            return (value.__code__, _marks(held, seen), tuple(used))
+        case type() if value.__module__ == "__main__":
+            seen[id(value)] = len(seen)
+            parts = [(name, _marks(part, seen)) for name, part in _members(value)]
+            return (value.__qualname__, _marks(value.__bases__, seen), tuple(parts))
+        case _:
+            return _Itself(value)
+
+
+_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+_FEW = 100
+_MADE_ANEW = ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__")
+
+
+def _members(kind: type) -> Iterator[tuple[str, object]]:
+    for name, member in vars(kind).items():
+        if name not in _MADE_ANEW:
+            yield name, getattr(member, "__func__", getattr(member, "fget", member))
 
 
 def _by_value(function: Any, name: str) -> Function:

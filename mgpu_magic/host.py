@@ -145,14 +145,18 @@ def _core_times() -> list[CoreTime]:
 
 
 def _resident_bytes(pids: Sequence[int]) -> int | None:
-    """Resident memory of the processes and all their descendants; None: all are gone."""
+    """Resident memory of the processes and all their descendants; None: all are gone.
+
+    Of this process (a worker is a thread of it) its own: its other workers are among those below.
+    """
     import psutil
 
     sizes = []
     for pid in pids:
         with suppress(psutil.Error):
             root = psutil.Process(pid)
-            for process in (root, *root.children(recursive=True)):
+            below = [] if pid == os.getpid() else root.children(recursive=True)
+            for process in (root, *below):
                 with suppress(psutil.Error):
                     sizes.append(process.memory_info().rss)
     return sum(sizes) if sizes or not pids else None

@@ -51,8 +51,8 @@ BODY_NAMES = (
 """The names by which a cell's body describes its job."""
 
 _PLAIN_OPTIONS = (
-    "seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "launcher", "task",
-    "batch_size", "regex",
+    "seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "batch_size",
+    "regex",
 )  # fmt: skip
 
 LINE_HELP = """\
@@ -74,6 +74,8 @@ class MultiGPU(Magics):
 
     devices = Unicode("all", help="Default of --devices.").tag(config=True)
     engine = Unicode("vllm", help="Default of --engine.").tag(config=True)
+    launcher = Unicode("process", help="Default of --launcher.").tag(config=True)
+    task = Unicode("generate", help="Default of --task.").tag(config=True)
     stagger = Unicode("auto", help="Default of --stagger.").tag(config=True)
     panel = Bool(True, help="Whether to show the panel.").tag(config=True)
     chat = Bool(False, help="Whether --chat is on.").tag(config=True)
@@ -283,12 +285,13 @@ class MultiGPU(Magics):
             elif expression is not None:
                 values[name] = self._look_up(expression, option)
         models = values.get("models")
-        if values.get("predict") is None and given["engine"] != "python":
+        runs_functions = given["engine"] == "python" or values.get("predict") is not None
+        if not (runs_functions or any(_names(model, "predict") for model in _listed(models))):
             values.pop("load", None)  # a helper of the cell that happens to be called so
         named = [name for name in ("model", "models", "predict") if values.get(name) is not None]
         wanted = ["predict"] if given["engine"] == "python" else ["model", "models"]
         required = [] if named else wanted
-        if not (models and all(isinstance(m, Mapping) and "prompts" in m for m in models.values())):
+        if not (models and all(_names(model, "prompts") for model in _listed(models))):
             required.append("prompts")
         for name in required:
             if values.get(name) is None and name in self.shell.user_ns and name not in bound:
@@ -302,12 +305,15 @@ class MultiGPU(Magics):
             values[name] = given[name] or getattr(self, name)
         default = None if values.get("predict") is not None else self.engine
         values["engine"] = given["engine"] or default
+        for name in ("launcher", "task"):
+            values[name] = given[name] or getattr(self, name)
         values["chat"] = given["chat"] or self.chat
+        generates = values["task"] == "generate" and not values.get("choices")
         sampling = values.get("sampling")
         rows = sampling if isinstance(sampling, list | tuple) else [sampling]
         for name in ("max_tokens", "temperature"):
             set_by_cell = any(isinstance(row, Mapping) and name in row for row in rows)
-            default = None if set_by_cell else getattr(self, name)
+            default = None if set_by_cell or not generates else getattr(self, name)
             values[name] = default if given[name] is None else given[name]
         return Options.of(**values)
 
@@ -381,6 +387,14 @@ def _stopped(session: Session) -> str:
         f"Stopped with {job.done - job.failed:,} of {job.total:,} prompts answered; they are in "
         "`%multigpu last`."
     )
+
+
+def _listed(models: object) -> list[object]:
+    return list(models.values()) if isinstance(models, Mapping) else []
+
+
+def _names(model: object, key: str) -> bool:
+    return isinstance(model, Mapping) and key in model
 
 
 def _device_list() -> str:

@@ -257,7 +257,10 @@ def _choices(value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SpecError(f'choices is {value!r}; pass a list of texts, such as ["A", "B"]')
-    return tuple(value)
+    choices = tuple(value)
+    if not choices:
+        raise SpecError("choices is empty; pass two texts or more, or leave it out")
+    return choices
 
 
 def _fill(target: dict[str, Any], key: str, value: object, where: str) -> None:

@@ -68,10 +68,7 @@ def prepare(job: JobSpec, devices: str) -> Preparation:
             found = _found(model)
             found, prompts[model.name] = with_adapters(found, prompts[model.name])
             models.append(found)
-    sizes = {
-        model.name: None if model.built else weights_bytes(model.model, os.environ)
-        for model in models
-    }
+    sizes = {model.name: _bytes(model) for model in models}
     placed = place(models, discovery.devices, sizes) if models else ()
     return Preparation(
         job=job,
@@ -88,6 +85,13 @@ def _parallel_loads(placed: Sequence[Placed], sizes: Mapping[str, int | None]) -
         return 1
     largest = max((size for size in sizes.values() if size), default=0)
     return max(free_host_bytes() // largest, 1) if largest else max(len(placed), 1)
+
+
+def _bytes(model: ModelSpec) -> int | None:
+    if model.built:
+        footprint = getattr(model.model, "get_memory_footprint", None)
+        return int(footprint()) if callable(footprint) else None
+    return weights_bytes(model.model, os.environ)
 
 
 def _prompts(job: JobSpec, model: ModelSpec) -> Prepared:

@@ -72,7 +72,7 @@ def to_requests(
         task: What is asked of the model: all but `"generate"` take pairs of texts too, as
             `(text, text)`, `[text, text]` or `{"text": text, "text_pair": text}`; `"score"`
             takes nothing else.
-        objects: A prompt is whatever the user's own function takes.
+        objects: A prompt is whatever the user's own function takes; `chat` means nothing then.
         choices: The texts to weigh after each prompt.
         lora: Directory of the adapter for all prompts, or one (or None) per prompt.
 
@@ -80,9 +80,10 @@ def to_requests(
         SpecError: Not prompts at all, a row that is no prompt (the message names its index and
             type), text beside chats without `chat`, or a wrong `sampling`.
     """
-    rows = _rows(prompts)
+    rows = _objects(prompts) if objects else _rows(prompts)
     if objects:
         made = [row if type(row) is str else _object(row, i) for i, row in enumerate(rows)]
+        chat = False
     elif task == "generate":
         made = [row if type(row) is str else _prompt(row, i) for i, row in enumerate(rows)]
     else:
@@ -120,6 +121,18 @@ def _rows(prompts: object) -> tuple[Any, ...]:
     if rows and isinstance(rows[0], Mapping) and "role" in rows[0]:
         return (listed if isinstance(listed, list | tuple) else rows,)  # one chat, one prompt
     return rows
+
+
+def _objects(prompts: object) -> tuple[Any, ...]:
+    """The items of whatever the user's function takes a batch of, each as it is."""
+    if isinstance(prompts, str):
+        return (prompts,)
+    fix = "" if isinstance(prompts, list | tuple) else _fix_for(prompts)
+    if fix:
+        raise SpecError(f"prompts is of type {type(prompts).__name__}; {fix}")
+    arrow = getattr(prompts, "to_pylist", None)  # whose own items are wrapped
+    listed: Any = arrow() if callable(arrow) else prompts
+    return tuple(listed)
 
 
 def _fix_for(prompts: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from mgpu_magic.errors import SpecError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Function:
     """A function of the notebook that a worker shall call.
 
@@ -24,26 +24,14 @@ class Function:
         sources: The lines of the cells that it is made of, by the name that their code has, so
             that an error in another process points at them.
         live: The function itself, for a thread of the kernel; else None.
+        marks: Of a live function: its code and what it uses, to be compared.
     """
 
     name: str
     pickled: bytes = b""
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    live: Callable[..., Any] | None = None
-
-    def _key(self) -> tuple[object, ...]:
-        if self.live is None:
-            return (self.name, self.pickled)
-        code = getattr(self.live, "__code__", self.live)
-        cells = getattr(self.live, "__closure__", None) or ()
-        held = tuple(id(cell.cell_contents) for cell in cells)
-        return (self.name, code, held, id(getattr(self.live, "__defaults__", None)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Function) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    live: Callable[..., Any] | None = field(default=None, compare=False)
+    marks: object = None
 
 
 _SCALARS = (str, bytes, bool, int, float, type(None))

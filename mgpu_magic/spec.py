@@ -167,6 +167,8 @@ class ModelSpec:
         for name, fix in _REFUSED_ENGINE_ARGS.items():
             if name in self.engine_args:
                 raise SpecError(f"engine_args[{name!r}] cannot be set: {fix}")
+        if self.engine in ("transformers", "python") and "batch_size" in self.engine_args:
+            _positive("batch_size", self.engine_args["batch_size"])
         self._check_devices()
 
     @property
@@ -184,6 +186,15 @@ class ModelSpec:
             raise SpecError(f"the echo engine only generates; task is {self.task!r}")
         if self.lora is not None and self.engine not in ("vllm", "transformers"):
             raise SpecError(f"lora is an adapter of a model; engine {self.engine!r} loads none")
+        if self.lora is not None and self.built:
+            raise SpecError(
+                "lora is loaded together with a model, and this one is built already; load the "
+                "adapter where you build it: peft.PeftModel.from_pretrained(model, lora)"
+            )
+        if self.engine in ("transformers", "python") and self.tensor_parallel_size != 1:
+            raise SpecError(
+                f"tensor_parallel_size is vLLM's; engine {self.engine!r} has one device per copy"
+            )
 
     def _check_model(self) -> None:
         if not self.built:
@@ -277,6 +288,8 @@ class JobSpec:
         if len(self.choices) < 2:
             raise SpecError(f"choices is {list(self.choices)}; there is nothing to choose")
         for model in self.models:
+            if self.sampling or model.sampling:
+                raise SpecError("choices are weighed, not generated; leave the sampling out")
             if model.task != "generate" or model.engine not in ("vllm", "transformers"):
                 raise SpecError(
                     f"choices are weighed by a generating model of vllm or transformers; "

@@ -79,7 +79,7 @@ def with_adapters(model: ModelSpec, prepared: Prepared) -> tuple[ModelSpec, Prep
     named = {request.lora for request in prepared.requests} - {None}
     if not named:
         return model, prepared
-    paths = {name: resolve(str(name), holds="adapter_config.json", what="lora") for name in named}
+    paths = {str(name): _adapter(str(name)) for name in named}
     if model.engine == "transformers":
         if len({request.lora for request in prepared.requests}) > 1:
             raise SpecError(
@@ -98,6 +98,15 @@ def with_adapters(model: ModelSpec, prepared: Prepared) -> tuple[ModelSpec, Prep
     )
     model = replace(model, engine_args={**needed, **model.engine_args})
     return model, replace(prepared, requests=requests)
+
+
+def _adapter(name: str) -> str:
+    if "/" not in name and not Path(name).exists():  # a hub id has an owner
+        raise SpecError(
+            f"lora {name!r}: there is no such directory; pass the one that holds "
+            "adapter_config.json, or a hub id such as owner/name"
+        )
+    return resolve(name, holds="adapter_config.json", what="lora")
 
 
 def _fitting_rank(model: ModelSpec, paths: Iterable[str]) -> int:

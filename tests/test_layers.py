@@ -62,7 +62,7 @@ TRANSFORMERS = {
 # Which files may import a foreign library, wherever in the file.
 FOREIGN = {
     "vllm": VLLM,
-    "torch": VLLM | TRANSFORMERS,
+    "torch": VLLM | TRANSFORMERS | {"engines/cuda.py"},
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
     "pynvml": {"devices.py"},

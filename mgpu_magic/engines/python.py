@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.engines import Loaded
+from mgpu_magic.engines.cuda import device_name
 from mgpu_magic.messages import Pickled, Stats
 from mgpu_magic.outcomes import Failure, RemoteError, Returned
 
@@ -111,13 +112,7 @@ class PythonEngine:
 
     def _answered(self, batch: Mapping[int, tuple[Any, float]]) -> list[Outcome]:
         prompts = [prompt for prompt, _ in batch.values()]
-        returned = _on_host(self._predict(self._state, prompts))
-        if isinstance(returned, str | bytes | dict) or not hasattr(returned, "__len__"):
-            raise _Refused(
-                "TypeError",
-                f"predict returned {_kind(returned)}; return a list or an array with one result "
-                "for each prompt of the batch",
-            )
+        returned = _rows(_on_host(self._predict(self._state, prompts)))
         if len(returned) != len(prompts):
             raise _Refused(
                 "ValueError",
@@ -154,15 +149,25 @@ def _counted(prompts: Sequence[object]) -> str:
     return "1 prompt" if len(prompts) == 1 else f"{len(prompts)} prompts"
 
 
-def device_name(spec: WorkerSpec) -> str:
-    """The worker's device as torch calls it: `"cpu"` or `"cuda:K"`.
+def _rows(returned: Any) -> list[Any]:
+    """The results of a batch: the items of a list or a column, the rows of an array."""
+    is_frame = hasattr(returned, "columns")
+    if not is_frame:
+        if isinstance(returned, list | tuple):
+            return list(returned)
+        if getattr(returned, "ndim", None) == 0:
+            raise _refusal(f"{_kind(returned)} without a dimension")
+        if hasattr(returned, "ndim") or hasattr(returned, "to_list"):  # an array, a column
+            return list(returned)
+    raise _refusal(_kind(returned), ': pass a column of it, df["score"]' if is_frame else "")
 
-    A process sees its own device alone; a thread sees all that the kernel sees.
-    """
-    device = spec.devices[0]
-    if device.kind == "cpu":
-        return "cpu"
-    return f"cuda:{device.index if spec.launcher == 'thread' else 0}"
+
+def _refusal(what: str, fix: str = "") -> _Refused:
+    return _Refused(
+        "TypeError",
+        f"predict returned {what}{fix}; return a list or an array with one result for each prompt "
+        "of the batch",
+    )
 
 
 def _revived(function: Function) -> Callable[..., Any]:

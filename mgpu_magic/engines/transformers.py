@@ -137,6 +137,8 @@ class TransformersEngine:
 
     def step(self) -> list[Outcome]:
         """See `Engine`."""
+        if self._loaded is not None:
+            self._loaded.put_right()
         with self._on_device():
             return next((work.step() for work in self._works if work.held), [])
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.engines.cuda import device_name
 from mgpu_magic.engines.transformers_settings import chosen_dtype, limit
 
 if TYPE_CHECKING:
@@ -67,6 +68,13 @@ class LoadedModel:
     notes: tuple[str, ...]
     undo: Callable[[], None] = field(default=lambda: None)
 
+    def put_right(self) -> None:
+        """Have it in evaluation mode and in its place: its owner may have used it meanwhile."""
+        if self.model.training:
+            self.model.eval()
+        if next(self.model.parameters()).device != self.device:
+            self.model.to(self.device)
+
 
 def load(spec: WorkerSpec, settings: Settings) -> LoadedModel:
     """Load what the worker needs; others that load in this process wait meanwhile.
@@ -76,7 +84,9 @@ def load(spec: WorkerSpec, settings: Settings) -> LoadedModel:
         OSError, ValueError: The model cannot be loaded, or not for this task.
         RuntimeError: Weights were not loaded.
     """
-    device = torch_device(spec)
+    import torch
+
+    device = torch.device(device_name(spec))
     notes: list[str] = []
     with LOADING, _without_bars():
         if isinstance(spec.model, str):
@@ -99,22 +109,6 @@ def load(spec: WorkerSpec, settings: Settings) -> LoadedModel:
         notes=tuple(notes),
         undo=undo,
     )
-
-
-def torch_device(spec: WorkerSpec) -> Any:
-    """The worker's device as torch counts it: a process sees its own GPU alone."""
-    import torch
-
-    device = spec.devices[0]
-    if device.kind == "cpu":
-        return torch.device("cpu")
-    if spec.launcher == "process":
-        return torch.device("cuda", 0)
-    for index in range(torch.cuda.device_count()):
-        uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
-        if device.uuid and uuid.removeprefix("GPU-") == device.uuid.removeprefix("GPU-"):
-            return torch.device("cuda", index)
-    return torch.device("cuda", device.index)
 
 
 def _from_files(spec: WorkerSpec, settings: Settings, device: Any, notes: list[str]) -> Any:

@@ -148,7 +148,6 @@ class Reader:
         if choices not in self._continuations:
             found = []
             for choice in choices:
-                refuse_surrogates(choice)
                 ids = tuple(self._tokenizer(choice, add_special_tokens=False)["input_ids"])
                 if not ids:
                     raise ValueError(f"choice {choice!r} is no token for this model; leave it out")

@@ -131,7 +131,7 @@ class Embedder:
         """See `Scorer`."""
         import torch
 
-        states = forward(self._loaded, rows).last_hidden_state.float()
+        states = forward(self._loaded, rows, headed=False).last_hidden_state.float()
         lengths = torch.tensor([len(row.ids) for row in rows], device=states.device)
         match self._pooling:
             case "cls":
@@ -150,12 +150,18 @@ class Embedder:
         ]
 
 
-def forward(loaded: LoadedModel, rows: Sequence[Row]) -> Any:
-    """The model's output for a batch of rows, right-padded (left, where a head reads the end)."""
+def forward(loaded: LoadedModel, rows: Sequence[Row], *, headed: bool = True) -> Any:
+    """The model's output for a batch of rows, right-padded (left, where a head reads the end).
+
+    Args:
+        loaded: The model.
+        rows: A batch.
+        headed: Whether a classification head is on top.
+    """
     import torch
 
     # XLNet's head takes the last position, whatever is there.
-    left = getattr(loaded.model.config, "summary_type", None) == "last"
+    left = headed and getattr(loaded.model.config, "summary_type", None) == "last"
     ids, mask = padded([row.ids for row in rows], loaded.pad_id, loaded.device, left=left)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if "token_type_ids" in loaded.accepts and any(row.types for row in rows):

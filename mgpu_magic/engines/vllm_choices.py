@@ -178,13 +178,6 @@ class Choices:
         return self._plans[choices]
 
     def _ids(self, choice: str) -> list[int]:
-        try:
-            choice.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the choice {choice!r} contains a lone surrogate at position {error.start}, "
-                "which is no text"
-            ) from None
         return list(self._llm.get_tokenizer().encode(choice, add_special_tokens=False))
 
     def _width(self) -> int:

@@ -6,9 +6,9 @@
 ```
 
 The same loop, protocol and engines as in a process, without a process: models that are built
-already can be used, and nothing is pickled. What it costs: a thread cannot be killed. `kill` asks
-it to end before its next step, and `Exited` comes when it really has, so that its device is never
-given to another before.
+already can be used, and functions are called as they are. What it costs: a thread cannot be
+killed. `kill` asks it to end before its next step, and `Exited` comes when it really has, so that
+its device is never given to another before.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ThreadHandle:
         self._emit = emit
         self._log = log
         self._channel = QueueChannel(worker, emit)
+        log.write_text("(a thread of the kernel: what it prints is in the notebook)\n")
         emit(worker, Started(self.pid))
         self.send(Start(PROTOCOL, spec))
         name = f"mgpu-worker-{worker}"
@@ -92,7 +93,8 @@ class ThreadHandle:
         except Cancelled:
             code = 0
         except BaseException:  # noqa: BLE001  # it was sent as Fatal, and must not end the kernel
-            self._log.write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
+            with self._log.open("a", encoding="utf-8", errors="replace") as log:
+                log.write(traceback.format_exc())
         self._emit(self._worker, Exited(code, None))
 
 

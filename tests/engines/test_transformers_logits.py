@@ -60,7 +60,9 @@ def test_logits_equal_those_of_transformers(session: Session, tmp_path: Path, fa
     assert values(asked(session, model, TEXTS, batch_size=1)) == close(expected)
     assert values(asked(session, model, TEXTS)) == close(expected)
     if family in ("bert", "llama_classifier"):
-        assert values(asked(session, model, TEXTS, launcher="process")) == close(expected)
+        for size in (1, 8):
+            found = asked(session, model, TEXTS, launcher="process", batch_size=size)
+            assert values(found) == close(expected)
 
 
 def test_a_prediction_says_what_it_is(session: Session, bert: str) -> None:

@@ -91,6 +91,21 @@ def test_functions_of_an_earlier_cell_are_named(shared: Notebook) -> None:
     assert shared.value("[item.value for item in results]") == [2]
 
 
+def test_defaults_of_the_notebook(notebook: Notebook) -> None:
+    """`%config` sets where workers run; defaults of sampling do not disturb other tasks."""
+    notebook.run("%config MultiGPU.launcher = 'thread'\n%config MultiGPU.max_tokens = 1")
+    cell = notebook.run("""
+        %%multigpu -o results
+        models = {"own": {"predict": lambda state, batch: [state] * len(batch)}}
+        def load(device): return f"loaded on {device}"
+        prompts = [1, 2]
+    """)
+    assert not cell.errors
+    assert not cell.stderr
+    assert notebook.value("[item.value for item in results['own']]") == ["loaded on cpu"] * 2
+    assert notebook.workers() == []
+
+
 THREADS = """
     %%multigpu -o answers --launcher thread
     model = "m"

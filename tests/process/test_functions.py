@@ -106,6 +106,9 @@ def test_a_bad_prompt_fails_alone(session: Session, launcher: LauncherName) -> N
         ("return None", "predict returned NoneType; return a list"),
         ("return {'a': 1}", "predict returned dict; return a list"),
         ("return 'abcd'", "predict returned str; return a list"),
+        ("return set(batch)", "predict returned set; return a list"),
+        ("return pd.DataFrame({'a': batch})", 'DataFrame: pass a column of it, df["score"]; ret'),
+        ("return torch.tensor(1.0)", "predict returned numpy.ndarray without a dimension; return"),
         ("return (x for x in batch)", "predict returned generator; return a list"),
     ],
 )
@@ -113,7 +116,8 @@ def test_a_wrong_return_is_told(
     session: Session, launcher: LauncherName, body: str, message: str
 ) -> None:
     """The message says what came and how many were expected."""
-    cell = notebook(f"def predict(state, batch):\n    {body}\n")
+    source = f"import pandas as pd, torch\ndef predict(state, batch):\n    {body}\n"
+    cell = notebook(source)
     with pytest.raises(EngineError) as caught:
         ran(session, [1, 2, 3, 4], predict=cell["predict"], launcher=launcher, devices="cpu:1")
     assert message in str(caught.value)
@@ -143,6 +147,42 @@ def test_arrays_come_back_as_numpy(session: Session, launcher: LauncherName) -> 
     first, second = values(ran(session, [1, 2], predict=cell["predict"], launcher=launcher))
     assert isinstance(first, np.ndarray)
     assert (first.tolist(), second.tolist()) == ([1.0, 2.0], [2.0, 4.0])
+
+
+@pytest.mark.parametrize("made", ["pd.Series(batch)", "pl.Series(batch)", "tuple(batch)"])
+def test_a_column_of_results(session: Session, launcher: LauncherName, made: str) -> None:
+    """One item per prompt, whatever the index says."""
+    source = f"import pandas as pd, polars as pl\ndef predict(_, batch):\n    return {made}\n"
+    results = ran(session, [5, 6, 7], predict=notebook(source)["predict"], launcher=launcher)
+    assert values(results) == [5, 6, 7]
+
+
+def test_a_prompt_is_the_object_that_it_was(session: Session, launcher: LauncherName) -> None:
+    """Rows of an array stay arrays, and what looks like a chat for vLLM is a list of objects."""
+    cell = notebook(
+        "def predict(_, batch):\n"
+        "    return [(type(x).__name__, str(getattr(x, 'dtype', ''))) for x in batch]\n"
+    )
+    images = np.zeros((3, 2, 2), dtype=np.uint8)
+    results = ran(session, images, predict=cell["predict"], launcher=launcher)
+    assert values(results) == [("ndarray", "uint8")] * 3
+    users = [{"role": "admin"}, {"role": "user"}]
+    results = ran(session, users, predict=cell["predict"], launcher=launcher, chat=True)
+    assert values(results) == [("dict", "")] * 2
+
+
+def test_another_objects_method_is_another_function(
+    session: Session, launcher: LauncherName
+) -> None:
+    """A warm worker never answers with the method of an earlier object."""
+    source = (
+        "class Adder:\n"
+        "    def __init__(self, by): self.by = by\n"
+        "    def predict(self, state, batch): return [x + self.by for x in batch]\n"
+    )
+    adder = notebook(source)["Adder"]
+    for by in (10, 1000):
+        assert values(ran(session, [1], predict=adder(by).predict, launcher=launcher)) == [1 + by]
 
 
 def test_a_failing_load_is_one_error(session: Session, launcher: LauncherName) -> None:

@@ -147,6 +147,45 @@ def test_a_worker_that_loads_ends_when_it_has_loaded(session: Session) -> None:
     assert threads() == []
 
 
+def loads(session: Session, seconds: float, **options: Any) -> list[tuple[float, float]]:
+    """When the loads of two threads began and ended."""
+    spans: list[tuple[float, float]] = []
+
+    def load(device: str) -> None:
+        began = time.monotonic()
+        time.sleep(seconds)
+        spans.append((began, time.monotonic()))
+
+    def predict(state: object, batch: list[int]) -> list[int]:
+        time.sleep(0.3)  # so that the second is needed
+        return batch
+
+    session.generate(
+        prompts=[1] * 8, load=load, predict=predict, batch_size=1, launcher="thread", **options
+    )
+    return sorted(spans)
+
+
+def test_threads_load_one_after_the_other(session: Session) -> None:
+    """By default the next load begins when the one before is done, and not before."""
+    first, second = loads(session, 0.2)
+    assert first[1] <= second[0] < first[1] + 0.2
+
+
+def test_a_fixed_delay_between_the_loads(session: Session) -> None:
+    """`--stagger 0.6` waits that long even where the load is quick."""
+    first, second = loads(session, 0.0, stagger=0.6)
+    assert 0.55 < second[0] - first[0] < 1.0
+
+
+def test_the_log_of_a_thread_says_where_its_output_is(session: Session) -> None:
+    """What it prints is the kernel's own output."""
+    echo(session, ["a"], launcher="thread")
+    assert set(session.logs().values()) == {
+        "(a thread of the kernel: what it prints is in the notebook)\n"
+    }
+
+
 def test_an_error_in_one_thread_leaves_the_others(session: Session) -> None:
     """The prompts of a thread that fails for good are answered by the other."""
 

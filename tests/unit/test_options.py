@@ -404,6 +404,8 @@ def test_a_constraint_has_vllms_own_name(
         ({"batch_size": 4}, "batch_size is for the engines transformers and python; vLLM batches"),
         ({"choices": "AB"}, "choices is 'AB'; pass a list of texts"),
         ({"choices": 3}, "choices is 3; pass a list of texts"),
+        ({"choices": []}, "choices is empty; pass two texts or more, or leave it out"),
+        ({"choices": ["A", "B"], "max_tokens": 3}, "choices are weighed, not generated"),
         ({"load": len}, "load is a function for the python engine, and the engine is 'vllm'"),
         ({"engine": "python"}, "the python engine calls predict(state, batch); define it"),
         ({"model": None, "engine": "python"}, "no model: set"),

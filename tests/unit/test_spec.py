@@ -217,6 +217,8 @@ def test_a_built_model_is_refused() -> None:
         ({"launcher": "thread"}, "vLLM cannot run in threads: it allows one engine per process"),
         ({"engine": "echo", "task": "embed"}, "the echo engine only generates; task is 'embed'"),
         ({"engine": "echo", "lora": "a"}, "lora is an adapter of a model; engine 'echo' loads"),
+        ({"engine": "transformers", "engine_args": {"batch_size": 0}}, "batch_size is 0; pass a w"),
+        ({"engine": "python", "tensor_parallel_size": 2}, "tensor_parallel_size is vLLM's; engine"),
         ({"engine_args": {"model": "x"}}, "engine_args['model'] cannot be set: name the model"),
         ({"engine_args": {"device": "cuda:1"}}, "engine_args['device'] cannot be set: choose"),
         ({"engine_args": {"tensor_parallel_size": 2}}, "engine_args['tensor_parallel_size']"),
@@ -265,6 +267,7 @@ def test_a_built_model_can_be_used_in_a_thread() -> None:
         ({"replicas": 2}, "model 'm' is one object and can be on one device alone"),
         ({"devices": (0, 1)}, "model 'm' is one object and can be on one device alone"),
         ({"engine_args": {"dtype": object()}}, "engine_args['dtype'] is of type builtins.object"),
+        ({"lora": "adapter"}, "lora is loaded together with a model, and this one is built"),
     ],
 )
 def test_where_a_built_model_cannot_be(changes: dict[str, Any], said: str) -> None:
@@ -290,6 +293,7 @@ def test_a_worker_of_a_built_model_has_a_name() -> None:
         (("A", 1), {}, "choices holds 1; each choice is a text"),
         (("A", "B\ud800"), {}, "choices holds 'B\\ud800' with a lone surrogate"),
         (("A", "B", "A"), {}, "choices holds 'A' twice"),
+        (("A", "B"), {"sampling": {"max_tokens": 1}}, "choices are weighed, not generated; leave"),
         (("A", "B"), {"task": "embed"}, "choices are weighed by a generating model of vllm or tr"),
         (("A", "B"), {"engine": "echo"}, "choices are weighed by a generating model of vllm or tr"),
     ],
