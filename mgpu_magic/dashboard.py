@@ -1,9 +1,9 @@
 """Shows snapshots: an ipywidgets panel in a notebook, plain text everywhere else.
 
 ```
-open_view() ─> SafeView ─┬─> Panel ──── render_html ─> one HTML widget
-                         ├─> TextView ─ render_text ─> stdout     where no panel works
-                         └─> Silent                               where nothing works
+open_view() ─> SafeView ─┬─> Panel ──── cards, folds ─> three HTML widgets
+                         ├─> TextView ─ render_text ──> stdout     where no panel works
+                         └─> Silent                                where nothing works
 ```
 
 A run never depends on a display: whatever a view raises, the next one takes over. IPython and
@@ -15,191 +15,50 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from html import escape
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mgpu_magic.snapshot import (
-    device_line,
-    job_figures,
-    job_line,
-    memory_text,
-    model_basename,
-    one_line,
-    percent_text,
-    phase_text,
-    render_text,
-    worker_speed,
-)
+from mgpu_magic.cards import render_html
+from mgpu_magic.folds import BODIES_CLASS, HEADS, HEADS_CLASS, bodies_html, final_html
+from mgpu_magic.snapshot import device_line, job_line, one_line, render_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from mgpu_magic.snapshot import DeviceView, JobView, Observer, Snapshot, WorkerView
+    from mgpu_magic.snapshot import Observer, Snapshot
+
+__all__ = ["Panel", "SafeView", "Silent", "TextView", "open_view", "render_html"]
 
 _DRAW_SECONDS = 0.25
+_FOLD_SECONDS = 2.0  # who reads a log does not want it to change faster
+_FINAL_BYTES = 19_900  # HTML and text together
 _TEXT_CHARS = 300
-_MESSAGE_CHARS = 120  # on the card; the whole message is its tooltip
-
-# JupyterLab's theme where there is one; the values behind the commas suit light and dark alike.
-_INK = "var(--jp-content-font-color1,var(--vscode-foreground,inherit))"
-_BLUE = "var(--jp-brand-color1,#2b8ae0)"
-_GREEN = "var(--jp-success-color1,#2e9e5b)"
-_AMBER = "var(--jp-warn-color1,#d98200)"
-_RED = "var(--jp-error-color1,#e0453f)"
-_GREY = "#888"
-_FAINT = "opacity:.7"
-_CUT = "overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
-
-_PHASE_COLOURS = {
-    "running": _BLUE,
-    "idle": _GREEN,
-    "stopped": _GREY,
-    "lost": _RED,
-    "failed": _RED,
-}
-_JOB_COLOURS = {"running": _BLUE, "done": _GREEN, "interrupted": _AMBER, "failed": _RED}
-
-
-# --- as HTML ---------------------------------------------------------------------------------
-
-
-def render_html(snapshot: Snapshot) -> str:
-    """The job as a header and each device as a card.
-
-    Inline styles alone, so that the sanitisers of notebook viewers leave it whole; all text from
-    elsewhere (names of models and devices, errors, notes) is escaped.
-    """
-    job = snapshot.job
-    header = "" if job.state == "new" else _header(job)
-    cards = "".join(_card(device) for device in snapshot.devices)
-    notes = "".join(_faint(_safe(note)) for note in job.notes)
-    return (
-        f'<div style="font:13px/1.5 var(--jp-ui-font-family,system-ui,sans-serif);color:{_INK};'
-        f'font-variant-numeric:tabular-nums;max-width:1200px;padding:4px 0">{header}'
-        '<div style="display:grid;gap:8px;margin:8px 0;'
-        f'grid-template-columns:repeat(auto-fit,minmax(210px,1fr))">{cards}</div>{notes}</div>'
-    )
-
-
-def _header(job: JobView) -> str:
-    share = job.done / job.total if job.total else 1.0
-    failed = job.failed / job.total if job.total else 0.0
-    # a percentage that stands at 0 while models load says nothing; the seconds do
-    percent = f" ({percent_text(share)})" if job.done else ""
-    state = f"{_dot(_JOB_COLOURS.get(job.state, _GREY))}<b>{job.state.capitalize()}</b>"
-    count = f"{job.done:,} of {job.total:,} prompts{percent}"
-    bar = _bar("prompts of the job", 6, [(share - failed, _BLUE), (failed, _RED)])
-    return _row(f"{state} &nbsp;{count}", " · ".join(job_figures(job))) + bar
-
-
-def _card(device: DeviceView) -> str:
-    name = _safe(device.name)
-    title = (
-        f'<div style="{_CUT}" title="{name}"><b>{_safe(device.label)}</b> &nbsp;'
-        f'<span style="{_FAINT}">{name.removeprefix("NVIDIA ")}</span></div>'
-    )
-    work = f"<div>{_dot(_GREY)}no worker</div>" if device.worker is None else _work(device.worker)
-    return (
-        '<div style="display:flex;flex-direction:column;padding:8px 10px;'
-        f'border:1px solid #8884;border-radius:6px;background:#8881">{title}{work}'
-        f'<div style="margin-top:auto;padding-top:4px">{_sensors(device)}</div></div>'
-    )
-
-
-def _work(worker: WorkerView) -> str:
-    full = _safe(worker.model)
-    parts = [
-        _row(_dot(_PHASE_COLOURS.get(worker.phase, _AMBER)) + phase_text(worker)),
-        f'<div style="{_CUT}" title="{full}">{_safe(model_basename(worker.model))}</div>',
-    ]
-    if worker.message:
-        short, whole = _safe(worker.message, _MESSAGE_CHARS), _safe(worker.message)
-        parts.append(
-            f'<div style="color:{_RED};overflow-wrap:anywhere" title="{whole}">{short}</div>'
-        )
-    if worker.total:
-        own, others = worker.done / worker.total, worker.model_done - worker.done
-        bar = [(own, _BLUE), (others / worker.total, f"{_BLUE};opacity:.35")]
-        count = f"{worker.done:,} of {worker.total:,}"
-        parts.append(_bar("prompts of its model", 4, bar))
-        parts.append(_row(count, worker_speed(worker)))
-    counts = {"running": worker.running, "waiting": worker.waiting, "failed": worker.failed}
-    if queue := [f"{count:,} {word}" for word, count in counts.items() if count]:
-        parts.append(_faint(" · ".join(queue)))
-    return "".join(parts)
-
-
-def _sensors(device: DeviceView) -> str:
-    reading = device.reading
-    if reading.lost:
-        return _row(f"{_dot(_RED)}the driver no longer answers")
-    bar = ""
-    if reading.used_bytes is not None and reading.total_bytes:
-        bar = _bar("memory", 4, [(reading.used_bytes / reading.total_bytes, _GREY)])
-    more = []
-    if reading.temperature is not None:
-        more.append(f"{reading.temperature} °C")
-    if reading.power_watts is not None:
-        more.append(f"{reading.power_watts:.0f} W")
-    figures = _row(memory_text(reading), f"{percent_text(reading.utilisation)} busy")
-    return bar + figures + (_faint(" · ".join(more)) if more else "")
-
-
-def _row(left: str, right: str = "") -> str:
-    # a float, since it goes below where the card is too narrow for both
-    return (
-        f'<div>{left}<span style="float:right">{right}</span></div>'
-        if right
-        else f"<div>{left}</div>"
-    )
-
-
-def _faint(text: str) -> str:
-    return f'<div style="{_FAINT}">{text}</div>'
-
-
-def _dot(colour: str) -> str:
-    return f'<span aria-hidden="true" style="color:{colour}">●</span> '
-
-
-def _bar(label: str, height: int, parts: Sequence[tuple[float, str]]) -> str:
-    widths = [min(100.0, max(0.0, 100 * part)) for part, _ in parts]
-    filled = min(100.0, sum(widths))
-    inner = "".join(
-        f'<div style="width:{width:.1f}%;background:{colour}"></div>'
-        for width, (_, colour) in zip(widths, parts, strict=True)
-        if width
-    )
-    return (
-        f'<div role="progressbar" aria-label="{label}" aria-valuenow="{filled:.0f}" '
-        f'style="display:flex;height:{height}px;border-radius:3px;overflow:hidden;'
-        f'background:#8883;margin:4px 0 2px">{inner}</div>'
-    )
-
-
-def _safe(text: str, width: int = _TEXT_CHARS) -> str:
-    return escape(one_line(text, width))
-
-
-# --- observers -------------------------------------------------------------------------------
 
 
 class Panel:
     """An observer that shows the panel under the running cell.
 
+    Few models, all of ipywidgets' core: a box, three HTML widgets, one layout and one style.
+
     Args:
         clock: Seconds that never go back.
 
     Attributes:
-        widget: The one widget, whose value is the panel.
+        widget: What is displayed.
+        main: The job and its devices.
+        bodies: Failures and logs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         import ipywidgets
 
-        self.widget: Any = ipywidgets.HTML()
+        self.main: Any = ipywidgets.HTML()
+        shared = {"layout": self.main.layout, "style": self.main.style}
+        self._heads: Any = ipywidgets.HTML(HEADS, _dom_classes=[HEADS_CLASS], **shared)
+        self.bodies: Any = ipywidgets.HTML(_dom_classes=[BODIES_CLASS], **shared)
+        rows = (self.main, self._heads, self.bodies)
+        self.widget: Any = ipywidgets.VBox(rows, layout=self.main.layout)
         self._clock = clock
-        self._drawn_at = float("-inf")
+        self._drawn_at = self._folds_at = float("-inf")
         self._display: Any = None
 
     def show(self) -> None:
@@ -212,27 +71,39 @@ class Panel:
         self._display = display(bundle, raw=True, display_id=True)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show how it is getting on, at most four times a second."""
-        if self._clock() - self._drawn_at >= _DRAW_SECONDS:
-            self._draw(render_html(snapshot))
+        """Show how it is getting on: at most one message four times a second."""
+        now = self._clock()
+        if now - self._drawn_at < _DRAW_SECONDS:
+            return
+        if self._display is not None and now - self._folds_at >= _FOLD_SECONDS:
+            self._folds_at = now
+            if self._draw(self.bodies, bodies_html(snapshot)):
+                return
+        self._draw(self.main, render_html(snapshot))
 
     def finish(self, snapshot: Snapshot) -> None:
         """Show the final state, and leave it in the notebook as ordinary output.
 
         A saved notebook holds what was displayed, which of a widget is its empty beginning.
         """
-        html = render_html(snapshot)
-        self._draw(html)
-        self._display.update({"text/html": html, "text/plain": render_text(snapshot)}, raw=True)
+        text = render_text(snapshot)
+        html = final_html(render_html(snapshot), snapshot, _FINAL_BYTES - len(text.encode()))
+        self._draw(self.main, html)
+        self._display.update({"text/html": html, "text/plain": text}, raw=True)
+        for fold in (self._heads, self.bodies):  # what they showed is part of the final state
+            fold.close()
 
-    def _draw(self, html: str) -> None:
+    def _draw(self, part: Any, html: str) -> bool:
+        """Give a widget its HTML; returns whether that was new."""
         if self._display is None:
             self.show()
-        if self.widget.comm is None:
+        if part.comm is None:
             raise RuntimeError("its connection to the notebook is closed")
         self._drawn_at = self._clock()
-        if html != self.widget.value:
-            self.widget.value = html
+        if html == part.value:
+            return False
+        part.value = html
+        return True
 
 
 class TextView:

@@ -1,4 +1,4 @@
-"""Counts of outcomes, and how fast a count grows.
+"""Counts of outcomes, how fast a count grows, and how a figure went.
 
 Pure: time comes with each call. Imports `outcomes` alone.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, assert_never
 
 from mgpu_magic.outcomes import Completion, Failure, Prediction, Returned
@@ -47,6 +48,60 @@ class Window:
             return 0.0
         (start, before), (end, after) = self._samples[0], self._samples[-1]
         return max(0, after - before) / max(1.0, end - start)
+
+    def doubt(self) -> float:
+        """Part by which the rate may be wrong, at least: 0.1 stands for 10 %.
+
+        What n events tell has an error of 1 in the root of n; and where the two halves of the
+        time do not agree, the rest may not either.
+        """
+        if len(self._samples) < 2:
+            return 1.0
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        middle = (start + end) / 2
+        at, half = next(sample for sample in self._samples if sample[0] >= middle)
+        if after <= before or not start < at < end:
+            return 1.0
+        early, late = (half - before) / (at - start), (after - half) / (end - at)
+        return min(1.0, max(1 / sqrt(after - before), abs(late - early) / (late + early)))
+
+
+class History:
+    """How a figure went over a whole run, in a bounded number of points.
+
+    Where there are too many, each two become one, so that it always covers everything.
+
+    Args:
+        mean: Whether a point is the mean of what was added for it; else the most.
+        points: The most that there are; even.
+    """
+
+    def __init__(self, *, mean: bool, points: int = 40) -> None:
+        self._mean = mean
+        self._limit = points
+        self._whole: list[float] = []
+        self._open, self._count = 0.0, 0  # the point that is being gathered
+        self._each = 1
+
+    def add(self, value: float) -> None:
+        """The figure is `value` now; to be called at even intervals."""
+        self._count += 1
+        if self._mean:
+            self._open += (value - self._open) / self._count
+        else:
+            self._open = value if self._count == 1 else max(value, self._open)
+        if self._count == self._each:
+            self._whole.append(self._open)
+            self._open, self._count = 0.0, 0
+        if len(self._whole) == self._limit:
+            pairs = zip(self._whole[::2], self._whole[1::2], strict=True)
+            self._whole = [(a + b) / 2 if self._mean else max(a, b) for a, b in pairs]
+            self._each *= 2
+
+    @property
+    def points(self) -> tuple[float, ...]:
+        """From the beginning until now, evenly spaced."""
+        return (*self._whole, self._open) if self._count else tuple(self._whole)
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ class Reading:
 
     Attributes:
         used_bytes: Memory in use on a GPU, whoever uses it; on CPU devices the workers' own.
+        own_bytes: The part of it that this session's workers use.
         total_bytes: Memory that there is.
         utilisation: Part of the time that the device was busy, 0 to 1.
         temperature: Degrees Celsius.
@@ -38,6 +39,7 @@ class Reading:
     """
 
     used_bytes: int | None = None
+    own_bytes: int | None = None
     total_bytes: int | None = None
     utilisation: float | None = None
     temperature: int | None = None
@@ -77,6 +79,8 @@ class WorkerView:
         kv_usage: Part of its KV cache in use, 0 to 1, where known.
         load_seconds: How long its model took to load, once it has.
         message: Why it was lost or failed, on one line; else empty.
+        prompt_tokens_per_second: Prompt tokens of finished requests, like the output tokens.
+        log: The last of what it printed.
     """
 
     phase: Phase
@@ -95,6 +99,8 @@ class WorkerView:
     kv_usage: float | None
     load_seconds: float | None
     message: str
+    prompt_tokens_per_second: float = 0.0
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +114,9 @@ class DeviceView:
         reading: Its sensors.
         peak_bytes: Most memory seen in use during the job, where known.
         worker: The worker on it, if any; a tensor-parallel worker is on each of its devices.
+        memory_history: Bytes in use during the job, evenly spaced, up to now.
+        speed_history: Output tokens per second the same way; prompts per second where the
+            answers have no tokens.
     """
 
     label: str
@@ -116,6 +125,25 @@ class DeviceView:
     reading: Reading
     peak_bytes: int | None
     worker: WorkerView | None
+    memory_history: tuple[float, ...] = ()
+    speed_history: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureView:
+    """A prompt without an answer.
+
+    Attributes:
+        model: Name of the model that it was for.
+        index: Its place among the prompts.
+        error: Kind and message, on one line.
+        prompt: How the prompt begins, on one line; empty where it is not known.
+    """
+
+    model: str
+    index: int
+    error: str
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +164,9 @@ class JobView:
         prompt_tokens: Prompt tokens of resolved prompts.
         restarts: How often a lost worker was started again.
         notes: What the user should know, a line each.
+        eta_doubt_seconds: By how much the ETA may be wrong, either way.
+        retries: How many prompts were sent once more, because their worker was lost.
+        failures: The first of the failed prompts.
     """
 
     state: JobState
@@ -150,6 +181,9 @@ class JobView:
     prompt_tokens: int
     restarts: int
     notes: tuple[str, ...]
+    eta_doubt_seconds: float | None = None
+    retries: int = 0
+    failures: tuple[FailureView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +288,8 @@ def job_figures(job: JobView) -> list[str]:
         figures.append(f"{job.failed:,} failed")
     if job.restarts:
         figures.append(f"{job.restarts} restart{'s' if job.restarts > 1 else ''}")
+    if job.retries:
+        figures.append(f"{job.retries:,} retried")
     return figures
 
 
@@ -283,11 +319,12 @@ def worker_speed(worker: WorkerView) -> str:
 def speed_text(output_tokens: int, tokens_per_second: float, prompts_per_second: float) -> str:
     """`"1,234 tokens/s"`, or `"56.0 prompts/s"` where the answers have no tokens."""
     if output_tokens:
-        return f"{_rate_text(tokens_per_second, 10)} tokens/s"
-    return f"{_rate_text(prompts_per_second, 100)} prompts/s"
+        return f"{rate_text(tokens_per_second, 10)} tokens/s"
+    return f"{rate_text(prompts_per_second, 100)} prompts/s"
 
 
-def _rate_text(per_second: float, small: float) -> str:
+def rate_text(per_second: float, small: float) -> str:
+    """`"1,234"`; with a decimal below `small`."""
     return f"{per_second:,.1f}" if 0 < per_second < small else f"{per_second:,.0f}"
 
 

@@ -117,12 +117,14 @@ class Cell:
 
     @property
     def panels(self) -> list[tuple[float, str]]:
-        """When the panel was sent, and its HTML each time."""
-        seen = []
-        for message in self.messages:
-            if message.kind == "comm_msg" and message.content["data"]["method"] == "update":
-                seen += [(message.at, message.content["data"]["state"]["value"])]
-        return seen
+        """When the panel was sent, and its HTML each time; not that of its folds."""
+        return [
+            (message.at, message.content["data"]["state"]["value"])
+            for message in self.messages
+            if message.kind == "comm_msg"
+            and message.content["data"]["method"] == "update"
+            and 'class="mgpu-' not in message.content["data"]["state"]["value"]
+        ]
 
     @property
     def panel(self) -> str:
