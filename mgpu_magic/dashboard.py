@@ -15,6 +15,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mgpu_magic.cards import render_html
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 
     from mgpu_magic.snapshot import Observer, Snapshot
 
-__all__ = ["Panel", "SafeView", "Silent", "TextView", "open_view", "render_html"]
+__all__ = [
+    "Panel",
+    "SafeView",
+    "Silent",
+    "TextView",
+    "in_notebook",
+    "open_background_view",
+    "open_view",
+    "render_html",
+]
 
 _DRAW_SECONDS = 0.25
 _FOLD_SECONDS = 2.0  # who reads a log does not want it to change faster
@@ -37,10 +47,13 @@ _TEXT_CHARS = 300
 class Panel:
     """An observer that shows the panel under the running cell.
 
-    Few models, all of ipywidgets' core: a box, three HTML widgets, one layout and one style.
+    Few models, all of ipywidgets' core: a box, three HTML widgets, one layout and one style; a
+    button where there is something that it can do while the kernel is free.
 
     Args:
         clock: Seconds that never go back.
+        stop: Called by a click on the button; None: no button.
+        button: What stands on it.
 
     Attributes:
         widget: What is displayed.
@@ -48,17 +61,29 @@ class Panel:
         bodies: Failures and logs.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stop: Callable[[], object] | None = None,
+        button: str = "Stop",
+    ) -> None:
         import ipywidgets
 
         self.main: Any = ipywidgets.HTML()
         shared = {"layout": self.main.layout, "style": self.main.style}
         self._heads: Any = ipywidgets.HTML(HEADS, _dom_classes=[HEADS_CLASS], **shared)
         self.bodies: Any = ipywidgets.HTML(_dom_classes=[BODIES_CLASS], **shared)
-        rows = (self.main, self._heads, self.bodies)
+        rows = [self.main, self._heads, self.bodies]
+        self._button: Any = None
+        if stop is not None:
+            self._button = ipywidgets.Button(description=button, tooltip=button)
+            self._button.on_click(partial(self._clicked, stop))
+            rows.append(self._button)
         self.widget: Any = ipywidgets.VBox(rows, layout=self.main.layout)
         self._clock = clock
         self._drawn_at = self._folds_at = float("-inf")
+        self._seen = False
         self._display: Any = None
 
     def show(self) -> None:
@@ -90,8 +115,24 @@ class Panel:
         html = final_html(render_html(snapshot), snapshot, _FINAL_BYTES - len(text.encode()))
         self._draw(self.main, html)
         self._display.update({"text/html": html, "text/plain": text}, raw=True)
-        for fold in (self._heads, self.bodies):  # what they showed is part of the final state
-            fold.close()
+        for part in (self._heads, self.bodies, self._button):  # now part of the final state
+            if part is not None:
+                part.close()
+
+    def track_views(self) -> None:
+        """Have `closed` know; to be called before it is shown."""
+        self.main._view_count = 0  # ipywidgets' switch for counting; it has no public name
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was seen, and is in no front end any more: its output was cleared."""
+        views = self.main._view_count
+        self._seen = self._seen or bool(views)
+        return self._seen and views == 0
+
+    def _clicked(self, stop: Callable[[], object], button: Any) -> None:
+        button.disabled = True
+        stop()
 
     def _draw(self, part: Any, html: str) -> bool:
         """Give a widget its HTML; returns whether that was new."""
@@ -193,10 +234,12 @@ class SafeView:
 
     Args:
         make: Makes the view to begin with, when there is something to show.
+        quiet: Print nothing where it does not work: the cell that is printed into may be another.
     """
 
-    def __init__(self, make: Callable[[], Observer]) -> None:
+    def __init__(self, make: Callable[[], Observer], *, quiet: bool = False) -> None:
         self._make = make
+        self._quiet = quiet
         self._view: Observer | None = None
 
     def update(self, snapshot: Snapshot) -> None:
@@ -217,7 +260,7 @@ class SafeView:
             self._draw(draw)
 
     def _fall_back(self, error: Exception) -> None:
-        if isinstance(self._view, TextView):
+        if self._quiet or isinstance(self._view, TextView):
             self._view = Silent()
         else:
             reason = one_line(f"{type(error).__name__}: {error}", _TEXT_CHARS)
@@ -225,10 +268,16 @@ class SafeView:
 
 
 def open_view() -> Observer:
-    """The view for where we are: a panel in a notebook, text elsewhere."""
-    return SafeView(Panel if _in_notebook() else TextView)
+    """The view of a running cell: a panel in a notebook, text elsewhere."""
+    return SafeView(Panel if in_notebook() else TextView)
 
 
-def _in_notebook() -> bool:
+def open_background_view(stop: Callable[[], object]) -> Observer:
+    """The view of a job that goes on after its cell: a panel with a Stop button, or nothing."""
+    return SafeView(partial(Panel, stop=stop) if in_notebook() else Silent, quiet=True)
+
+
+def in_notebook() -> bool:
+    """Whether there is a kernel, and so a front end that shows widgets."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None

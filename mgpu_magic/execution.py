@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+from mgpu_magic.cells import prompt_text
 from mgpu_magic.ensemble import Ensemble
 from mgpu_magic.errors import (
     EngineError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.fleet import Fleet, Later, Worker
     from mgpu_magic.lifecycle import Action, Death
+    from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Failure
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
@@ -118,6 +120,9 @@ class Execution:
         self._progress = progress
         self._later = later
         self._collectors = {name: Collector(p.originals) for name, p in prepared.items()}
+        self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
+            name: bytearray(len(p.requests)) for name, p in prepared.items()
+        }
         self._stopped = False
         self._scheduler = Scheduler(
             job=number,
@@ -142,7 +147,8 @@ class Execution:
 
     def begin(self) -> None:
         """Start."""
-        self._progress.begin({name: len(p.requests) for name, p in self._prepared.items()})
+        totals = {name: len(p.requests) for name, p in self._prepared.items()}
+        self._progress.begin(totals, peeps=self._peep)
         for seat in self._seats.values():
             if seat.warm is not None:
                 self._assign(seat)
@@ -236,7 +242,8 @@ class Execution:
                     self._later(wait, partial(self._grant, worker))
                 case SubmitTo(worker, requests):
                     self._send(worker, Submit(self._number, requests))
-                    self._progress.submitted(worker, len(requests))
+                    again = self._mark_sent(self._seats[worker].placed.model, requests)
+                    self._progress.submitted(worker, len(requests), retries=again)
                 case AbortAt(worker, indices):
                     self._send(worker, Abort(self._number, indices))
                 case Retire(worker):
@@ -247,6 +254,21 @@ class Execution:
                     self._progress.recorded(model, resolver, outcomes)
                 case _:
                     assert_never(action)
+
+    def _mark_sent(self, model: str, requests: Sequence[Request]) -> int:
+        """Remember what was sent; returns how many of the requests were sent before."""
+        sent = self._sent[model]
+        again: int = sum(sent[request.index] for request in requests)
+        for request in requests:
+            sent[request.index] = 1
+        return again
+
+    def _peep(self, model: str, index: int) -> str:
+        """How a prompt begins, for the list of failures."""
+        try:
+            return prompt_text(self._prepared[model].originals[index])
+        except Exception:  # noqa: BLE001  # an object of the user's that cannot be shown
+            return ""
 
     def _grant(self, worker: int) -> None:
         if not self.done:  # else the next job grants it

@@ -17,7 +17,7 @@ from mgpu_magic.snapshot import Reading
 from mgpu_magic.spec import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _CORES_PER_DEVICE = 8
 
@@ -144,21 +144,31 @@ def _core_times() -> list[CoreTime]:
     ]
 
 
-def _resident_bytes(pids: Sequence[int]) -> int | None:
-    """Resident memory of the processes and all their descendants; None: all are gone.
+def family(pids: Iterable[int]) -> set[int]:
+    """The processes that live, with all their descendants.
 
-    Of this process (a worker is a thread of it) its own: its other workers are among those below.
+    Of this process (a worker is a thread of it) itself alone: its other workers are among those
+    below.
     """
     import psutil
 
-    sizes = []
+    found: set[int] = set()
     for pid in pids:
         with suppress(psutil.Error):
             root = psutil.Process(pid)
             below = [] if pid == os.getpid() else root.children(recursive=True)
-            for process in (root, *below):
-                with suppress(psutil.Error):
-                    sizes.append(process.memory_info().rss)
+            found.update(process.pid for process in (root, *below))
+    return found
+
+
+def _resident_bytes(pids: Sequence[int]) -> int | None:
+    """Resident memory of the processes and all their descendants; None: all are gone."""
+    import psutil
+
+    sizes = []
+    for pid in family(pids):
+        with suppress(psutil.Error):
+            sizes.append(psutil.Process(pid).memory_info().rss)
     return sum(sizes) if sizes or not pids else None
 
 

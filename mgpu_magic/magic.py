@@ -14,8 +14,11 @@ A thin layer: whatever it does, `mgpu_magic.Session` does in a script.
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import os
+import threading
+import time
 import tokenize
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import partial
@@ -29,7 +32,14 @@ from IPython.display import display
 from traitlets import Bool, Float, Int, Unicode
 
 from mgpu_magic.completion import Known, completions
-from mgpu_magic.dashboard import open_view, render_html
+from mgpu_magic.dashboard import (
+    Panel,
+    TextView,
+    in_notebook,
+    open_background_view,
+    open_view,
+    render_html,
+)
 from mgpu_magic.devices import discover
 from mgpu_magic.errors import PlacementError, SpecError
 from mgpu_magic.options import Options
@@ -85,7 +95,7 @@ class MultiGPU(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell=shell)
         self._session: Session | None = None
-        self._end_dashboard: Callable[[], None] | None = None
+        self._end_dashboard: Callable[[], None] = lambda: None
 
     @property
     def session(self) -> Session:
@@ -96,6 +106,7 @@ class MultiGPU(Magics):
 
     def close(self) -> None:
         """End the workers."""
+        self._end_dashboard()
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -215,7 +226,7 @@ class MultiGPU(Magics):
         """Start a job that goes on after the cell; its results replace it in the variable."""
         run = self.session.submit(job)
         if shown:
-            view = open_view(stop=run.stop)
+            view = open_background_view(run.stop)
             view.update(run.snapshot)  # from here, so that it stands under this cell
             self.session.follow(run, view)
         if name:
@@ -229,17 +240,25 @@ class MultiGPU(Magics):
 
     def _dashboard(self, word: str) -> None:
         """Show the devices under this cell, instead of under the last that did."""
-        if self._end_dashboard is not None:
-            self._end_dashboard()
-            self._end_dashboard = None
+        if word not in ("", "off"):
+            raise UsageError(f"%multigpu dashboard {word}: say off, or nothing")
+        self._end_dashboard()
         if word == "off":
             return
-        if word:
-            raise UsageError(f"%multigpu dashboard {word}: say off, or nothing")
         session = self.session
-        view = open_view(stop=lambda: self._dashboard("off"), stop_label="Close")
-        view.update(session.status())
-        self._end_dashboard = session.watch(view)
+        if not in_notebook():  # a terminal has no other place for it than here
+            with contextlib.suppress(KeyboardInterrupt):
+                view = TextView()
+                while True:
+                    view.update(session.status())
+                    time.sleep(0.5)
+            return
+        over = threading.Event()
+        self._end_dashboard = over.set
+        panel = Panel(stop=over.set, button="Close")
+        panel.track_views()
+        panel.update(session.status())
+        session.watch(panel, lambda: over.is_set() or panel.closed)
 
     def _run_body(self, cell: str) -> dict[str, Any]:
         """Run the cell's body as IPython runs a cell; returns what it bound of `BODY_NAMES`."""

@@ -97,6 +97,7 @@ class Session:
         self._last: Results | None = None
         self._sensors: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sampling = False
+        self._tails: dict[int, str] = {}  # of the logs, as they were shown
         self._closed = False
         self._owner = os.getpid()
         threading.Thread(target=self._watch, name="mgpu-monitor", daemon=True).start()
@@ -167,27 +168,27 @@ class Session:
         show = partial(_follow, run, observer)
         threading.Thread(target=show, name="mgpu-view", daemon=True).start()
 
-    def watch(self, observer: Observer) -> Callable[[], None]:
+    def watch(self, observer: Observer, over: Callable[[], bool]) -> None:
         """Show the devices and what runs on them, from a thread of its own.
 
-        Returns:
-            What ends it. It ends by itself when the observer or the session does.
+        Args:
+            observer: Shown each state; its `finish` is called at the end.
+            over: Asked twice a second whether to end. The session's end is one, too.
         """
-        over = threading.Event()
 
         def show() -> None:
-            while not over.is_set() and not self._closed:
+            snapshot = self.status()
+            while not over() and not self._closed:
                 try:
                     snapshot = self.status()
                 except SpecError:  # the session was closed meanwhile
                     break
                 if not _shown(observer.update, snapshot):
                     return
-                over.wait(READING_SECONDS)
-            _shown(observer.finish, self._progress.snapshot())
+                time.sleep(READING_SECONDS)
+            _shown(observer.finish, snapshot)
 
         threading.Thread(target=show, name="mgpu-watch", daemon=True).start()
-        return over.set
 
     def stop(self) -> bool:
         """Give up what the running job has not finished; returns whether there was one."""
@@ -312,6 +313,7 @@ class Session:
             return
         execution, run = self._current
         self._current = None
+        self._show_logs()
         self._last, error = execution.finish()
         run.settle(self._last if error is None else error, self._progress.snapshot())
 
@@ -399,7 +401,17 @@ class Session:
         if self._sampling:
             if self._monitor is not None and self._sensors.empty():
                 self._sensors.put(partial(self._read_devices, self._monitor, self._pids()))
+            self._show_logs()
             self._loop.later(READING_SECONDS, self._sample)
+
+    def _show_logs(self) -> None:
+        """Hand what the workers printed since to those who show it."""
+        for worker in self._fleet:
+            if worker.handle is not None:
+                tail = log_tail(worker.handle.log)
+                if self._tails.get(worker.number) != tail:
+                    self._tails[worker.number] = tail
+                    self._progress.logged(worker.number, tail)
 
     def _read_devices(self, monitor: DeviceMonitor, pids: Mapping[str, Sequence[int]]) -> None:
         readings = monitor.read(pids)

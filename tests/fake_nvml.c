@@ -11,6 +11,7 @@
  *   utilisation 40            percent
  *   temperature 45            degrees Celsius
  *   power 30000               milliwatts; "power_limit" too
+ *   process 4711 1048576      a process id and the bytes that it uses
  *   error memory 3            code for one function; "error handle 15" for all of the device
  *
  * Built with -DWITHOUT_MEMORY_V2 it lacks nvmlDeviceGetMemoryInfo_v2, as older drivers do.
@@ -21,7 +22,10 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, UNKNOWN = 999 };
-enum { MAX_DEVICES = 32, MAX_ERRORS = 8, MAX_SLICES = 7 };
+enum { INSUFFICIENT_SIZE = 7 };
+enum { MAX_DEVICES = 32, MAX_ERRORS = 8, MAX_SLICES = 7, MAX_PROCESSES = 16 };
+
+typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute; } Process;
 
 typedef struct {
     int parent; /* place of the GPU that it is a slice of; -1: it is a GPU */
@@ -31,6 +35,8 @@ typedef struct {
     unsigned utilisation, temperature, power, power_limit;
     struct { char function[32]; int code; } errors[MAX_ERRORS];
     int error_count;
+    Process processes[MAX_PROCESSES];
+    unsigned process_count;
 } Device;
 
 typedef struct {
@@ -54,6 +60,10 @@ static void apply(Machine *machine, Device *device, const char *key, const char 
     if (!strcmp(key, "temperature")) device->temperature = (unsigned)atoi(rest);
     if (!strcmp(key, "power")) device->power = (unsigned)atoi(rest);
     if (!strcmp(key, "power_limit")) device->power_limit = (unsigned)atoi(rest);
+    if (!strcmp(key, "process") && device->process_count < MAX_PROCESSES) {
+        Process *process = &device->processes[device->process_count++];
+        sscanf(rest, "%u %llu", &process->pid, &process->used);
+    }
     if (!strcmp(key, "error") && device->error_count < MAX_ERRORS &&
         sscanf(rest, "%31s %d", device->errors[device->error_count].function,
                &device->errors[device->error_count].code) == 2)
@@ -237,4 +247,13 @@ int nvmlDeviceGetMaxMigDeviceCount(Handle handle, unsigned *count) {
 int nvmlDeviceGetMigDeviceHandleByIndex(Handle handle, unsigned index, Handle *slice) {
     OPEN("mig");
     return handle_at(&machine, (int)(device - machine.devices), index, NOT_FOUND, slice);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Handle handle, unsigned *count, Process *out) {
+    OPEN("processes");
+    unsigned room = *count;
+    *count = device->process_count;
+    if (*count > room) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < *count; i++) out[i] = device->processes[i];
+    return SUCCESS;
 }

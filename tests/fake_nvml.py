@@ -28,6 +28,7 @@ NOT_SUPPORTED = 3
 DRIVER_NOT_LOADED = 9
 GPU_IS_LOST = 15
 VERSION_MISMATCH = 18
+NOT_AVAILABLE = 2**64 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class FakeGpu:
         power_limit_milliwatts: Power that it may draw.
         errors: NVML code by what fails: `name`, `uuid`, `capability`, `memory`, `utilisation`,
             `temperature`, `power`, `power_limit`, `mig`; `handle` for all that the GPU is asked.
+        processes: Bytes by process id; None where the driver does not know how many.
         slices: Its MIG slices.
     """
 
@@ -61,6 +63,7 @@ class FakeGpu:
     power_milliwatts: int = 10_000
     power_limit_milliwatts: int = 70_000
     errors: Mapping[str, int] = field(default_factory=dict)
+    processes: Mapping[int, int | None] = field(default_factory=dict)
     slices: tuple[FakeGpu, ...] = ()
 
     def lines(self, kind: str = "gpu") -> list[str]:
@@ -78,6 +81,10 @@ class FakeGpu:
             f"power {self.power_milliwatts}",
             f"power_limit {self.power_limit_milliwatts}",
             *(f"error {function} {code}" for function, code in self.errors.items()),
+            *(
+                f"process {pid} {NOT_AVAILABLE if used is None else used}"
+                for pid, used in self.processes.items()
+            ),
             *(line for part in self.slices for line in part.lines("slice")),
         ]
 

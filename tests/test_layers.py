@@ -65,7 +65,7 @@ FOREIGN = {
     "torch": VLLM | TRANSFORMERS | {"engines/cuda.py"},
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
-    "pynvml": {"devices.py"},
+    "pynvml": {"nvml.py"},
     "IPython": {"dashboard.py", "magic.py"},
     "ipywidgets": {"dashboard.py", "magic.py"},
     "ray": set(),

@@ -44,6 +44,7 @@ class Cell:
 
     def __init__(self, client: Any, source: str) -> None:
         self.messages: list[Message] = []
+        self.strays: list[Message] = []  # of no cell that runs: of a thread, say
         self._client = client
         self._id = client.execute(dedent(source).strip("\n"))
 
@@ -63,10 +64,12 @@ class Cell:
         """Take one message; whether the cell goes on."""
         while True:
             message = self._client.get_iopub_msg(timeout=SECONDS)
+            kind, content = message["msg_type"], message["content"]
+            taken = Message(time.monotonic(), kind, content)
             if message["parent_header"].get("msg_id") == self._id:
                 break
-        kind, content = message["msg_type"], message["content"]
-        self.messages.append(Message(time.monotonic(), kind, content))
+            self.strays.append(taken)
+        self.messages.append(taken)
         return not (kind == "status" and content["execution_state"] == "idle")
 
     def reply(self) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from notebook.live import text_of
 
 if TYPE_CHECKING:
     from notebook.live import Cell, Notebook
@@ -53,19 +55,52 @@ def test_the_results_arrive_in_the_variable(shared: Notebook) -> None:
 
 def test_nothing_is_printed_into_other_cells(shared: Notebook) -> None:
     """The panel goes on where it stands; a later cell shows what it does itself."""
-    started(shared)
+    panel = started(shared)
+    [shown] = panel.contents("display_data")
     other = shared.run("import time\ntime.sleep(2)\nprint('mine')")
-    assert (other.stdout, other.stderr) == ("mine\n", "")
-    assert other.displays == []
     finished(shared)
-    after = shared.run("time.sleep(0.5)")
-    assert (after.stdout, after.stderr, after.displays) == ("", "", [])
+    after = shared.run("time.sleep(1)")
+    assert (other.stdout, other.stderr, after.stdout, after.stderr) == ("mine\n", "", "", "")
+    messages = [*other.messages, *other.strays, *after.messages, *after.strays]
+    assert not [message for message in messages if message.kind in ("display_data", "error")]
+    for message in messages:
+        if message.kind == "update_display_data":
+            assert message.content["transient"] == shown["transient"]
+
+
+def test_the_panel_goes_on_while_the_kernel_is_free(shared: Notebook) -> None:
+    """It moves while nothing runs or something else does, and ends with the final state."""
+    started(shared)
+    other = shared.run("import time\ntime.sleep(1.5)")
+    seen = [text for text in panels(other) if " of 40 prompts" in text]
+    assert len(set(seen)) >= 3
+    finished(shared)
+    after = shared.run("time.sleep(1)")
+    messages = [*other.messages, *other.strays, *after.messages, *after.strays]
+    final = [m.content["data"] for m in messages if m.kind == "update_display_data"]
+    assert "40 of 40 prompts" in final[-1]["text/plain"]
+
+
+def test_the_stop_button(shared: Notebook) -> None:
+    """A click ends the job within two seconds; what was answered stays."""
+    cell = started(shared)
+    states = {c["comm_id"]: c["data"]["state"] for c in cell.contents("comm_open")}
+    [button] = [key for key, state in states.items() if state.get("description") == "Stop"]
+    shared.run("import time\ntime.sleep(1)")
+    click = {"method": "custom", "content": {"event": "click"}}
+    message = shared.client.session.msg("comm_msg", {"comm_id": button, "data": click})
+    began = time.monotonic()
+    shared.client.shell_channel.send(message)
+    finished(shared)
+    assert time.monotonic() - began < 2
+    assert shared.value("repr(answers)").startswith("<interrupted: ")
 
 
 def test_the_run_can_be_awaited(shared: Notebook) -> None:
     """`await` gives the results and lets other tasks of the kernel go on."""
     started(shared)
-    cell = shared.run("import asyncio\nresults, _ = await asyncio.gather(answers, asyncio.sleep(0))")
+    shared.run("import asyncio")
+    cell = shared.run("results, _ = await asyncio.gather(answers, asyncio.sleep(0))")
     assert not cell.errors
     assert shared.value("results.texts") == [f"p {i}" for i in range(40)]
 
@@ -118,10 +153,12 @@ def test_an_error_surfaces_in_the_result_and_the_panel(notebook: Notebook) -> No
     assert notebook.value("repr(answers)") == (
         "<failed: 40 of 40 prompts; .result() raises EngineError>"
     )
+    after = notebook.run("import time\ntime.sleep(1)")
     [error] = notebook.run("answers.result()").errors
     assert "no weights here" in error
-    cell.settle()
-    assert "no weights here" in cell.panel
+    messages = [*cell.messages, *cell.strays, *after.messages, *after.strays]
+    final = [m.content["data"] for m in messages if m.kind == "update_display_data"]
+    assert "no weights here" in final[-1]["text/html"]
 
 
 def test_a_name_that_was_bound_anew_is_left_alone(shared: Notebook) -> None:
@@ -139,7 +176,49 @@ def test_a_bad_cell_is_refused_at_once(shared: Notebook) -> None:
     assert shared.value("'later' in globals()") is False
 
 
-def panels(cell: Cell) -> list[Any]:
-    """The texts that stood in the panel, in order."""
-    cell.settle()
-    return cell.panels
+def test_the_devices_alone(shared: Notebook) -> None:
+    """`%multigpu dashboard` shows them until it is told to end, and then leaves what it showed."""
+    begun = shared.run("%multigpu dashboard")
+    assert not begun.errors
+    assert len(begun.displays) == 1
+    other = shared.run("import time\ntime.sleep(2)")
+    assert any("cpu:1" in text for text in panels(other, begun))
+    assert not any("prompts" in text for text in panels(other, begun))
+    shared.run("%multigpu dashboard off")
+    after = shared.run("time.sleep(1)")
+    final = [m for m in (*after.messages, *after.strays) if m.kind == "update_display_data"]
+    assert "cpu:0" in final[-1].content["data"]["text/plain"]
+    assert (
+        shared.value(
+            "[t.name for t in __import__('threading').enumerate() if t.name == 'mgpu-watch']"
+        )
+        == []
+    )
+
+
+def test_a_dashboard_ends_when_its_output_is_cleared(shared: Notebook) -> None:
+    """The front end says that nobody sees it any more."""
+    cell = shared.run("%multigpu dashboard")
+    states = {c["comm_id"]: c["data"]["state"] for c in cell.contents("comm_open")}
+    [tracked] = [key for key, state in states.items() if state.get("_view_count") == 0]
+    for count in (1, 0):
+        data = {"method": "update", "state": {"_view_count": count}, "buffer_paths": []}
+        content = {"comm_id": tracked, "data": data}
+        shared.client.shell_channel.send(shared.client.session.msg("comm_msg", content))
+        shared.run("import time\ntime.sleep(1)")
+    assert (
+        shared.value(
+            "[t.name for t in __import__('threading').enumerate() if t.name == 'mgpu-watch']"
+        )
+        == []
+    )
+
+
+def panels(*cells: Cell) -> list[str]:
+    """The texts that panels showed meanwhile, in order."""
+    return [
+        text_of(message.content["data"]["state"]["value"])
+        for cell in cells
+        for message in (*cell.messages, *cell.strays)
+        if message.kind == "comm_msg" and "value" in message.content["data"].get("state", {})
+    ]

@@ -7,7 +7,12 @@ import pytest
 from mgpu_magic.completion import Known, completions
 
 KNOWN = Known(
-    options={"--engine": ["vllm", "echo"], "--chat": None, "--max-tokens": [], "--out": ["answers"]},
+    options={
+        "--engine": ["vllm", "echo"],
+        "--chat": None,
+        "--max-tokens": [],
+        "--out": ["answers"],
+    },
     models=["Qwen/Qwen2.5-7B", "org/m"],
 )
 

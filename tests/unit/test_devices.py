@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import fake_nvml
@@ -366,6 +367,27 @@ def test_process_ids_of_another_namespace_do_not_matter(kernel: Kernel) -> None:
     kernel.machine(FakeGpu(uuid="GPU-aaaa-1", used_bytes=3 * GIB))
     kernel.open_monitor(kernel.discover())
     assert kernel.read({"cuda:0": [999_999]})["cuda:0"].used_bytes == 3 * GIB
+
+
+def test_what_is_our_own_is_told_where_the_driver_sees_it(kernel: Kernel) -> None:
+    """The memory of our processes and those that they started; unknown is unknown, not nothing."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            ours: dict[int, int | None] = {os.getpid(): 3 * GIB, child.pid: GIB, 999_999: 5 * GIB}
+            cases: list[tuple[dict[int, int | None], int | None]] = [
+                (ours, GIB),
+                ({child.pid: None}, None),
+                ({}, None),
+                ({999_999: 1}, None),
+            ]
+            for processes, own in cases:
+                gpu = FakeGpu(uuid="GPU-aaaa-1", used_bytes=9 * GIB, processes=processes)
+                kernel.machine(gpu)
+                kernel.open_monitor(kernel.discover())
+                reading = kernel.read({"cuda:0": [child.pid]})["cuda:0"]
+                assert (reading.own_bytes, reading.used_bytes) == (own, 9 * GIB)
+        finally:
+            child.kill()
 
 
 def test_an_older_driver_and_binding_serve_too(tmp_path: Path) -> None:
