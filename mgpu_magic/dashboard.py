@@ -54,6 +54,7 @@ class Panel:
         clock: Seconds that never go back.
         stop: Called by a click on the button; None: no button.
         button: What stands on it.
+        counted: Whether `closed` shall know if it is seen.
 
     Attributes:
         widget: What is displayed.
@@ -67,10 +68,12 @@ class Panel:
         *,
         stop: Callable[[], object] | None = None,
         button: str = "Stop",
+        counted: bool = False,
     ) -> None:
         import ipywidgets
 
-        self.main: Any = ipywidgets.HTML()
+        # ipywidgets' switch for counting views has no public name.
+        self.main: Any = ipywidgets.HTML(_view_count=0 if counted else None)
         shared = {"layout": self.main.layout, "style": self.main.style}
         self._heads: Any = ipywidgets.HTML(HEADS, _dom_classes=[HEADS_CLASS], **shared)
         self.bodies: Any = ipywidgets.HTML(_dom_classes=[BODIES_CLASS], **shared)
@@ -118,10 +121,6 @@ class Panel:
         for part in (self._heads, self.bodies, self._button):  # now part of the final state
             if part is not None:
                 part.close()
-
-    def track_views(self) -> None:
-        """Have `closed` know; to be called before it is shown."""
-        self.main._view_count = 0  # ipywidgets' switch for counting; it has no public name
 
     @property
     def closed(self) -> bool:

@@ -250,14 +250,13 @@ class MultiGPU(Magics):
             with contextlib.suppress(KeyboardInterrupt):
                 view = TextView()
                 while True:
-                    view.update(session.status())
+                    view.update(session.devices())
                     time.sleep(0.5)
             return
         over = threading.Event()
         self._end_dashboard = over.set
-        panel = Panel(stop=over.set, button="Close")
-        panel.track_views()
-        panel.update(session.status())
+        panel = Panel(stop=over.set, button="Close", counted=True)
+        panel.update(session.devices())
         session.watch(panel, lambda: over.is_set() or panel.closed)
 
     def _run_body(self, cell: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,10 +178,10 @@ class Session:
         """
 
         def show() -> None:
-            snapshot = self.status()
+            snapshot = self.devices()
             while not over() and not self._closed:
                 try:
-                    snapshot = self.status()
+                    snapshot = self.devices()
                 except SpecError:  # the session was closed meanwhile
                     break
                 if not _shown(observer.update, snapshot):
@@ -205,6 +206,13 @@ class Session:
         if monitor is not None:
             self._read_devices(monitor, pids)
         return self._look()
+
+    def devices(self) -> Snapshot:
+        """The same without the job that is over."""
+        snapshot = self.status()
+        if snapshot.job.state == "running":
+            return snapshot
+        return replace(snapshot, job=replace(snapshot.job, state="new"))
 
     @property
     def last(self) -> Results | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 GONE_SECONDS = 5.0
 MARK = "MGPU_TEST_NOTEBOOK"
+PYTHON = "MGPU_TEST_PYTHON"  # the interpreter of the kernels, if not ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ class Message:
 class Cell:
     """A cell that runs or ran, and what it has put out so far."""
 
-    def __init__(self, client: Any, source: str) -> None:
+    def __init__(self, client: Any, source: str, heard: list[Message]) -> None:
         self.messages: list[Message] = []
-        self.strays: list[Message] = []  # of no cell that runs: of a thread, say
         self._client = client
+        self._heard = heard
         self._id = client.execute(dedent(source).strip("\n"))
 
     def until(self, holds: Callable[[Cell], bool]) -> Cell:
@@ -66,9 +67,9 @@ class Cell:
             message = self._client.get_iopub_msg(timeout=SECONDS)
             kind, content = message["msg_type"], message["content"]
             taken = Message(time.monotonic(), kind, content)
+            self._heard.append(taken)
             if message["parent_header"].get("msg_id") == self._id:
                 break
-            self.strays.append(taken)
         self.messages.append(taken)
         return not (kind == "status" and content["execution_state"] == "idle")
 
@@ -141,6 +142,9 @@ class Notebook:
     Args:
         folder: Where its files go.
         environ: Variables on top of the test's own.
+
+    Attributes:
+        heard: Every message of the kernel so far, whichever cell it belongs to.
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -148,14 +152,17 @@ class Notebook:
         self.manager = KernelManager(connection_file=str(folder / "connection.json"))
         variables = {**os.environ, **self._family.variable, "IPYTHONDIR": str(folder / "ipython")}
         variables.pop("CUDA_VISIBLE_DEVICES", None)
+        if python := os.environ.get(PYTHON):
+            self.manager.kernel_spec.argv[0] = python
         self.manager.start_kernel(cwd=str(folder), env={**variables, **(environ or {})})
         self.client = self.manager.blocking_client()
+        self.heard: list[Message] = []
         self.client.start_channels()
         self.client.wait_for_ready(timeout=SECONDS)
 
     def begin(self, source: str) -> Cell:
         """Start a cell."""
-        return Cell(self.client, source)
+        return Cell(self.client, source, self.heard)
 
     def run(self, source: str) -> Cell:
         """Run a cell to its end."""
