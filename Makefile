@@ -3,15 +3,16 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 QUICKSTART_ANSWERS := Paris,Berlin,Tokyo,Rome,Madrid,Cairo,Nairobi,Lima
 
-.PHONY: help install demo test lint bench gpu-check system-packages model
+.PHONY: help install demo test lint bench gpu-check kaggle-check python312 system-packages model
 
 help:
-	@echo "make demo      run demo_notebooks/01_quickstart.ipynb on two CPU devices"
-	@echo "make test      all tests, real models and a real browser included"
-	@echo "make lint      ruff and mypy"
-	@echo "make bench     ratios of speed, side by side with vLLM alone and with the usual script"
-	@echo "make gpu-check on a machine with a GPU: what only that can show"
-	@echo "make install   .venv with all that a CPU machine needs (the others do it too)"
+	@echo "make demo          run demo_notebooks/01_quickstart.ipynb on two CPU devices"
+	@echo "make test          all tests, real models and a real browser included"
+	@echo "make lint          ruff and mypy"
+	@echo "make bench         ratios of speed, side by side with vLLM alone and with usual scripts"
+	@echo "make kaggle-check  the notebook's side on the versions of Kaggle's image"
+	@echo "make gpu-check     on a machine with a GPU: what only that can show"
+	@echo "make install       .venv with all that a CPU machine needs (the others do it too)"
 
 install: .venv/.installed
 
@@ -57,6 +58,24 @@ test: install system-packages model
 
 bench: model
 	$(BIN)/python -m benchmarks.run
+
+# The notebook's side on the versions that Kaggle's image has; the tests themselves run in .venv.
+PYTHON312 ?= $(firstword $(wildcard /usr/bin/python3.12 /usr/local/bin/python3.12 \
+	$(HOME)/.pyenv/versions/3.12*/bin/python3.12))
+KAGGLE_TESTS := test_cell test_background test_functions test_panel test_interrupt test_refusals
+
+.kaggle/.installed: tests/kaggle/requirements.txt pyproject.toml
+	@[ -n "$(PYTHON312)" ] || { echo "kaggle-check needs CPython 3.12 (PYTHON312=...)"; exit 1; }
+	@echo "Installing into .kaggle ..."
+	@$(PYTHON312) -m venv .kaggle
+	@.kaggle/bin/pip install -qq -r tests/kaggle/requirements.txt -e .
+	@touch $@
+
+python312:
+	@echo $(PYTHON312)
+
+kaggle-check: install .kaggle/.installed
+	MGPU_TEST_PYTHON=$(CURDIR)/.kaggle/bin/python $(BIN)/pytest $(KAGGLE_TESTS:%=tests/notebook/%.py)
 
 # In the environment that has the GPU's torch, not in .venv.
 gpu-check:

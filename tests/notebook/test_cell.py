@@ -83,7 +83,10 @@ def test_a_semicolon_within_the_cell_silences_nothing(shared: Notebook) -> None:
 def test_the_body_is_an_ordinary_cell(shared: Notebook) -> None:
     """It sees the notebook's names and leaves its own; magics, `!` and functions work in it."""
     shared.run("suffixes = ['1', '2']")
-    cell = shared.run("""
+    listing = "files = !echo listed"
+    if shared.run(listing).errors:  # IPython 7 on Python 3.12 takes it in no cell
+        listing = "files = ['listed']"
+    cell = shared.run(f"""
         %%multigpu -o answers
         import string
         model = "m"
@@ -92,7 +95,7 @@ def test_the_body_is_an_ordinary_cell(shared: Notebook) -> None:
         class Prompts:
             all = [text for letter in string.ascii_lowercase[:2] for text in numbered(letter)]
         !echo from the shell
-        files = !echo listed
+        {listing}
         %time prompts = Prompts.all
         lengths = [len(prompt) for prompt in prompts if prompt in prompts]
         "the last line's value"
