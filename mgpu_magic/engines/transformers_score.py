@@ -13,6 +13,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from mgpu_magic.engines.labels import activation
 from mgpu_magic.engines.transformers_load import read_json
 from mgpu_magic.outcomes import Prediction
 
@@ -44,7 +45,7 @@ class Classifier:
         config = loaded.model.config
         names = config.id2label
         self._labels = tuple(str(names[place]) for place in sorted(names))
-        self._activation = _activation(config, len(self._labels))
+        self._activation = activation(config.problem_type, len(self._labels))
         self.notes: tuple[str, ...] = ()
 
     def __call__(self, rows: Sequence[Row]) -> list[Prediction]:
@@ -307,16 +308,6 @@ def is_fatal(error: Exception) -> bool:
 
 
 # --- what models say of themselves ------------------------------------------------------------
-
-
-def _activation(config: Any, labels: int) -> Activation:
-    match config.problem_type:
-        case "regression":
-            return "none"
-        case "multi_label_classification":
-            return "sigmoid"
-        case _:
-            return "sigmoid" if labels == 1 else "softmax"
 
 
 def _pair_activation(config: Any) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, Literal
 
+from mgpu_magic.engines.labels import activation
 from mgpu_magic.engines.vllm_prompts import Ask, check_text, checked, rendered
 from mgpu_magic.messages import Pair, Tokens
 from mgpu_magic.outcomes import Prediction
@@ -20,7 +21,6 @@ from mgpu_magic.outcomes import Prediction
 if TYPE_CHECKING:
     from mgpu_magic.engines.vllm_prompts import Talk, Task
     from mgpu_magic.messages import Request
-    from mgpu_magic.outcomes import Activation
 
 
 def pooling(llm: Any, task: Literal["embed", "classify", "score"], device: str) -> Task:
@@ -148,17 +148,6 @@ class Similarity:
         cosine = float(one @ two / (one.norm() * two.norm()))
         tokens = sum(len(output.prompt_token_ids) for output in outputs)
         return _score(request, array("f", [cosine]), tokens, self._device)
-
-
-def activation(problem_type: str | None, labels: int) -> Activation:
-    """What makes probabilities of a classifier's logits."""
-    match problem_type:
-        case "regression":
-            return "none"
-        case "multi_label_classification":
-            return "sigmoid"
-        case _:
-            return "sigmoid" if labels == 1 else "softmax"
 
 
 def _score(request: Request, values: array[float], tokens: int, device: str) -> Prediction:
