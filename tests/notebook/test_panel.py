@@ -175,3 +175,25 @@ def test_a_masked_kernel_uses_its_own_gpus(tmp_path: Path) -> None:
         assert notebook.value("set(answers.texts)") == {"2", "3"}
         assert notebook.value("{answer.device for answer in answers}") == {"cuda:0", "cuda:1"}
         assert notebook.value("__import__('os').environ['CUDA_VISIBLE_DEVICES']") == "2,3"
+
+
+def test_what_a_worker_prints_stands_in_its_log(shared: Notebook) -> None:
+    """Folded away below the panel, by device; no cell's own output has any of it."""
+    cell = shared.run("""
+        %%multigpu -o answers
+        model = "m"
+        prompts = ["a"] * 20
+        engine_args = {"print_bytes": 300, "delay": 0.05}
+    """)
+    assert (cell.stdout, cell.stderr) == ("", "")
+    [final] = [display["text/html"] for display in cell.displays]
+    log = text_of(final.partition("<details")[2])
+    assert "echo echo echo" in log
+    assert "cpu:0" in log
+    assert "cpu:1" in log
+    moving = [
+        text_of(message.content["data"]["state"]["value"])
+        for message in cell.messages
+        if message.kind == "comm_msg" and "value" in message.content["data"].get("state", {})
+    ]
+    assert any("echo echo echo" in text for text in moving)
