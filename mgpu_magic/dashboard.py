@@ -12,18 +12,22 @@ ipywidgets are imported when a panel is shown, and by no other module but `magic
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import sys
 import time
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO
+from unicodedata import east_asian_width
 
 from mgpu_magic.cards import render_html
 from mgpu_magic.folds import BODIES_CLASS, HEADS, HEADS_CLASS, bodies_html, final_html
 from mgpu_magic.snapshot import device_line, job_line, one_line, render_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mgpu_magic.snapshot import Observer, Snapshot
 
@@ -171,21 +175,34 @@ class TextView:
 
     def update(self, snapshot: Snapshot) -> None:
         """Redraw on a terminal, at most four times a second; elsewhere say what is new."""
-        if not self._out.isatty():
+        if not self._in_place:
             self._say_changes(snapshot)
         elif self._clock() - self._drawn_at >= _DRAW_SECONDS:
-            self._redraw(snapshot)
+            columns, rows = self._size()
+            self._redraw(_fitted(snapshot, columns)[: rows - 1])
 
     def finish(self, snapshot: Snapshot) -> None:
         """Print the final state."""
-        if self._out.isatty():
-            self._redraw(snapshot)
+        if self._in_place:
+            self._redraw(_fitted(snapshot, self._size().columns))
         else:
             self._say(render_text(snapshot, 120))
 
     @property
     def _out(self) -> TextIO:
         return self._stream or sys.stdout
+
+    @property
+    def _in_place(self) -> bool:
+        return self._out.isatty() and os.environ.get("TERM") != "dumb"
+
+    def _size(self) -> os.terminal_size:
+        """That of the stream's terminal, which need not be the one of `sys.stdout`."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            size = os.get_terminal_size(self._out.fileno())
+            if size.columns and size.lines:
+                return size
+        return shutil.get_terminal_size()
 
     def _say(self, text: str) -> None:
         if self._opening:
@@ -195,11 +212,11 @@ class TextView:
         self._out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         self._out.flush()
 
-    def _redraw(self, snapshot: Snapshot) -> None:
-        text = render_text(snapshot, shutil.get_terminal_size().columns - 1)
+    def _redraw(self, lines: Sequence[str]) -> None:
         up = f"\x1b[{self._lines}A" if self._lines else ""
-        self._say(f"{up}\r\x1b[J{text}")
-        self._lines, self._drawn_at = text.count("\n") + 1, self._clock()
+        # before it is written: what an interrupt leaves in the stream's buffer is printed next time
+        self._lines, self._drawn_at = len(lines), self._clock()
+        self._say(f"{up}\r\x1b[J" + "\n".join(lines))
 
     def _say_changes(self, snapshot: Snapshot) -> None:
         job = snapshot.job
@@ -216,6 +233,14 @@ class TextView:
         if self._said.get(subject) != state:
             self._said[subject] = state
             self._say(line)
+
+
+def _fitted(snapshot: Snapshot, columns: int) -> list[str]:
+    """Lines that a terminal does not wrap, also where letters are two columns wide."""
+    lines = render_text(snapshot, columns - 1).splitlines()
+    widths = ((2 if east_asian_width(char) in "WF" else 1 for char in line) for line in lines)
+    fitting = (sum(end < columns for end in accumulate(each)) for each in widths)
+    return [line[:count] for line, count in zip(lines, fitting, strict=True)]
 
 
 class Silent:

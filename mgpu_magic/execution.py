@@ -201,6 +201,7 @@ class Execution:
                         else None,
                         peak_bytes=figure.peak_bytes,
                         restarts=figure.restarts,
+                        history=figure.history,
                     )
                     for figure in figures
                     if figure.model == name

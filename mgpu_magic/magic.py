@@ -17,10 +17,12 @@ import ast
 import contextlib
 import io
 import os
+import re
 import threading
 import time
 import tokenize
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from difflib import get_close_matches
 from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
@@ -165,7 +167,7 @@ class MultiGPU(Magics):
         The models stay loaded for the next cell; `%multigpu free` releases them.
         """
         __tracebackhide__ = True  # an error in the body points at the body
-        given = vars(parse_argstring(self.cell, line))
+        given = self._given(line)
         name = given["out"]
         if name is not None and (not name.isidentifier() or iskeyword(name)):
             raise UsageError(f"-o {name}: a variable cannot be named so")
@@ -221,6 +223,15 @@ class MultiGPU(Magics):
                     raise UsageError(f"%multigpu {word} is unknown.\n{LINE_HELP}")
         except SpecError as error:
             raise UsageError(str(error)) from None
+
+    def _given(self, line: str) -> dict[str, Any]:
+        """The values of the options, by the names of their variables."""
+        try:
+            given: dict[str, Any] = vars(parse_argstring(self.cell, line))
+        except UsageError as error:
+            options = self.cell.parser._option_string_actions  # argparse has no public list of them
+            raise UsageError(hinted(str(error), options)) from None
+        return given
 
     def _begin(self, job: JobSpec, name: str | None, *, shown: bool) -> Run:
         """Start a job that goes on after the cell; its results replace it in the variable."""
@@ -395,6 +406,21 @@ class Report:
 
     def _repr_html_(self) -> str | None:
         return self._html
+
+
+def hinted(message: str, options: Iterable[str]) -> str:
+    """What argparse says about a wrong option or value, with the closest right one."""
+    for pattern, known in (
+        (r"unrecognized arguments: (-\S+?)(?:=\S*)?(?= |$)", options),
+        (r"invalid choice: '([^']*)'", re.findall(r"\w+", message.partition("(choose from")[2])),
+    ):
+        found = re.search(pattern, message)
+        if found and (close := get_close_matches(found[1].replace("_", "-"), known, n=1)):
+            at = found.end()
+            return f"{message[:at]}; did you mean {close[0]}?{message[at:]}"
+    if message.startswith("unrecognized"):
+        return f"{message}. %%multigpu? lists the options."
+    return message
 
 
 def _stopped(session: Session) -> str:

@@ -14,11 +14,13 @@ worker or outcome, in bounded memory. Imports `messages`, `outcomes`, `rates`,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isnan
 from typing import TYPE_CHECKING, Literal
 
 from mgpu_magic.outcomes import Failure, Outcome
 from mgpu_magic.rates import History, Tally, Window, per_second
 from mgpu_magic.snapshot import (
+    DeviceHistory,
     DeviceView,
     FailureView,
     JobState,
@@ -47,6 +49,39 @@ _FAILURES = 20  # that are shown
 _ERROR_CHARS = 200
 _PROMPT_CHARS = 80
 _LOG_CHARS = 4096
+_POINTS = 240  # of a picture, about one for each three pixels
+
+
+class _Course:
+    """What is kept of a device for a picture of the job."""
+
+    def __init__(self) -> None:
+        self._seconds, self._utilisation, self._tokens, self._prompts = (
+            History(mean=True, points=_POINTS) for _ in range(4)
+        )
+        self._memory = History(mean=False, points=_POINTS)
+
+    def add(self, seconds: float, reading: Reading, worker: Tracked | None, now: float) -> None:
+        self._seconds.add(seconds)
+        self._memory.add(reading.used_bytes)
+        self._utilisation.add(reading.utilisation)
+        self._tokens.add(None if worker is None else worker.rate_at(now))
+        self._prompts.add(None if worker is None else worker.pace_at(now))
+
+    def history(self, device: str, loading: Sequence[tuple[float, float]]) -> DeviceHistory:
+        return DeviceHistory(
+            device=device,
+            seconds=self._seconds.points,
+            used_bytes=_known(self._memory),
+            utilisation=_known(self._utilisation),
+            tokens_per_second=_known(self._tokens),
+            prompts_per_second=_known(self._prompts),
+            loading=tuple(loading),
+        )
+
+
+def _known(history: History) -> tuple[float | None, ...]:
+    return tuple(None if isnan(point) else point for point in history.points)
 
 
 @dataclass(slots=True)
@@ -57,6 +92,7 @@ class _Sensors:
     peak_bytes: int | None = None
     memory: History = field(default_factory=lambda: History(mean=False))
     speed: History = field(default_factory=lambda: History(mean=True))
+    course: _Course = field(default_factory=_Course)
 
     def add(self, reading: Reading, speed: float) -> None:
         self.reading = reading
@@ -189,6 +225,7 @@ class Progress:
         for label in self._sensors.keys() & readings.keys():
             reading, worker = readings[label], self._on.get(label)
             self._sensors[label].add(reading, worker.speed_at(now) if worker else 0.0)
+            self._sensors[label].course.add(now - self._began, reading, worker, now)
             if worker is not None and reading.used_bytes is not None:
                 worker.peak_bytes = max(reading.used_bytes, worker.peak_bytes or 0)
 
@@ -246,9 +283,21 @@ class Progress:
                 busy_seconds=worker.busy_at(now),
                 peak_bytes=worker.peak_bytes,
                 restarts=worker.restarts,
+                history=tuple(self._history(label, now) for label in worker.devices),
             )
             for worker in self._assigned
         ]
+
+    def _history(self, label: str, now: float) -> DeviceHistory:
+        now = now if self._ended is None else self._ended
+        loading = [
+            (max(0.0, start - self._began), end - self._began)
+            for worker in self._workers.values()
+            if label in worker.devices
+            for start, end in worker.loads_until(now)
+            if end > self._began
+        ]
+        return self._sensors[label].course.history(label, sorted(loading))
 
     def _job(self, now: float) -> JobView:
         now = now if self._ended is None else self._ended

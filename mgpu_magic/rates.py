@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from math import sqrt
+from math import isnan, nan, sqrt
 from typing import TYPE_CHECKING, assert_never
 
 from mgpu_magic.outcomes import Completion, Failure, Prediction, Returned
@@ -69,7 +69,8 @@ class Window:
 class History:
     """How a figure went over a whole run, in a bounded number of points.
 
-    Where there are too many, each two become one, so that it always covers everything.
+    Where there are too many, each two become one, so that it always covers everything. Histories
+    that are told together have their points at the same times.
 
     Args:
         mean: Whether a point is the mean of what was added for it; else the most.
@@ -80,28 +81,34 @@ class History:
         self._mean = mean
         self._limit = points
         self._whole: list[float] = []
-        self._open, self._count = 0.0, 0  # the point that is being gathered
+        self._open, self._count = nan, 0  # the point that is being gathered
+        self._known = 0  # values in it that are not NaN
         self._each = 1
 
-    def add(self, value: float) -> None:
-        """The figure is `value` now; to be called at even intervals."""
+    def add(self, value: float | None) -> None:
+        """The figure is `value` now, None if not known; to be called at even intervals."""
         self._count += 1
-        if self._mean:
-            self._open += (value - self._open) / self._count
-        else:
-            self._open = value if self._count == 1 else max(value, self._open)
+        if value is not None:
+            self._known += 1
+            self._open = self._joined(self._open, value, 1 / self._known)
         if self._count == self._each:
             self._whole.append(self._open)
-            self._open, self._count = 0.0, 0
+            self._open, self._count, self._known = nan, 0, 0
         if len(self._whole) == self._limit:
             pairs = zip(self._whole[::2], self._whole[1::2], strict=True)
-            self._whole = [(a + b) / 2 if self._mean else max(a, b) for a, b in pairs]
+            self._whole = [self._joined(a, b, 0.5) for a, b in pairs]
             self._each *= 2
 
     @property
     def points(self) -> tuple[float, ...]:
-        """From the beginning until now, evenly spaced."""
+        """From the beginning until now, evenly spaced; NaN where nothing was known."""
         return (*self._whole, self._open) if self._count else tuple(self._whole)
+
+    def _joined(self, one: float, other: float, share: float) -> float:
+        """One value of two; in a mean the other has that share."""
+        if isnan(one) or isnan(other):
+            return other if isnan(one) else one
+        return one + (other - one) * share if self._mean else max(one, other)
 
 
 @dataclass(slots=True)

@@ -195,6 +195,31 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceHistory:
+    """How a job went on one device: a few hundred points at most; None: not known.
+
+    Of two models that ran on it one after the other it covers both.
+
+    Attributes:
+        device: Label, such as `"cuda:0"`.
+        seconds: When each point was, since the job began.
+        used_bytes: Memory in use at each point, the most where a point stands for a while.
+        utilisation: Part of the time that the device was busy, 0 to 1.
+        tokens_per_second: Output tokens of its worker, over the last seconds before the point.
+        prompts_per_second: Prompts that its worker answered, over the last half minute.
+        loading: From when to when a model was being loaded.
+    """
+
+    device: str
+    seconds: tuple[float, ...] = ()
+    used_bytes: tuple[float | None, ...] = ()
+    utilisation: tuple[float | None, ...] = ()
+    tokens_per_second: tuple[float | None, ...] = ()
+    prompts_per_second: tuple[float | None, ...] = ()
+    loading: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
     """What one worker did for the job.
 
@@ -209,6 +234,7 @@ class WorkerFigures:
         busy_seconds: How long it had requests.
         peak_bytes: Most memory seen in use on its fullest device, where known.
         restarts: How often it was started again after being lost.
+        history: How the job went on each of its devices.
     """
 
     device: str
@@ -221,6 +247,7 @@ class WorkerFigures:
     busy_seconds: float
     peak_bytes: int | None
     restarts: int
+    history: tuple[DeviceHistory, ...] = ()
 
 
 class Observer(Protocol):

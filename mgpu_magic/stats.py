@@ -1,11 +1,11 @@
 """A job in figures: what was answered, how fast, and what each worker did.
 
-Imports `outcomes`, `snapshot` and `tables` alone.
+Imports `outcomes`, `pictures`, `snapshot` and `tables` alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mgpu_magic.outcomes import Completion, Failure, Prediction
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mgpu_magic.outcomes import Outcome
+    from mgpu_magic.pictures import Picture
+    from mgpu_magic.snapshot import DeviceHistory
 
 UNFINISHED = frozenset({"NotFinished", "Interrupted"})
 """Kinds of the failures whose prompts only did not get their turn."""
@@ -36,6 +38,7 @@ class WorkerStats:
         prompts_per_second: While it had work.
         peak_bytes: Most memory in use on its device.
         restarts: How often it was lost and started again.
+        history: How the job went on its devices, with those that it shared.
     """
 
     device: str
@@ -48,6 +51,7 @@ class WorkerStats:
     prompts_per_second: float | None = None
     peak_bytes: int | None = None
     restarts: int = 0
+    history: tuple[DeviceHistory, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -111,6 +115,36 @@ class RunStats:
     def prompts_per_second(self) -> float | None:
         """Answered prompts, over all `seconds`, the loading among them."""
         return (self.prompts - self.failures) / self.seconds if self.seconds else None
+
+    @property
+    def history(self) -> tuple[DeviceHistory, ...]:
+        """How the job went on each device."""
+        every = (history for worker in self.workers for history in worker.history)
+        return tuple(dict.fromkeys(every))  # workers may have shared a device
+
+    def plot(self) -> Picture:
+        """Memory, utilisation and speed of each device over the job, as a matplotlib `Figure`.
+
+        A notebook shows it as the value of a cell; `plot().savefig("job.png")` writes a file.
+        Where nothing was read the curves have gaps. It is shaded where models were loaded, the
+        darker the more devices loaded one. The devices of a tensor-parallel group all have its
+        speed.
+
+        Raises:
+            ValueError: Nothing was measured.
+            ImportError: Matplotlib is not installed.
+        """
+        measured = [history for history in self.history if history.seconds]
+        if not measured:
+            raise ValueError(
+                "there is no history to draw: devices are read twice a second while a job runs; "
+                "take the stats of a job of a second or more, not of results made by hand"
+            )
+        try:
+            from mgpu_magic.pictures import draw
+        except ImportError as error:
+            raise ImportError(f"this needs matplotlib: pip install matplotlib ({error})") from error
+        return draw(sorted(measured, key=lambda history: (len(history.device), history.device)))
 
     @property
     def headline(self) -> str:

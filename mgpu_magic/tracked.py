@@ -34,6 +34,7 @@ _STAGES: Mapping[str, Phase] = {
 }
 RATE_SECONDS = 5.0  # tokens/s: short enough to follow, long enough not to flicker
 PACE_SECONDS = 30.0  # prompts/s, also behind the ETA: prompts finish in bursts
+_LOADING = ("starting", "importing", "waiting to load", "loading", "warming up")
 _PAUSE_SECONDS = 1.0  # a shorter gap between two requests is a refill, not idleness
 _MESSAGE_CHARS = 300
 _SILENT = Stats(running=0, waiting=0, prompt_tokens=0, output_tokens=0)
@@ -66,6 +67,7 @@ class Tracked:
         model: Name of its model in this job.
         devices: Labels of its devices.
         since: When its phase began.
+        loads: From when to when it loaded, other than now.
     """
 
     model: str
@@ -89,6 +91,11 @@ class Tracked:
     rate: Window = field(default_factory=lambda: Window(RATE_SECONDS))
     prompt_rate: Window = field(default_factory=lambda: Window(RATE_SECONDS))
     pace: Window = field(default_factory=lambda: Window(PACE_SECONDS))
+    loads: list[tuple[float, float]] = field(default_factory=list)
+    load_began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.load_began = self.since
 
     def forget_job(self) -> None:
         """A new job begins; what is loaded stays loaded."""
@@ -96,6 +103,7 @@ class Tracked:
         self.output.total = self.prompt.total = 0
         self.busy_seconds, self.restarts, self.peak_bytes = 0.0, 0, None
         self.lost = False
+        self.loads.clear()
 
     @property
     def was_ready(self) -> bool:
@@ -128,10 +136,18 @@ class Tracked:
         end = now if self.drained_at is None else self.drained_at
         return self.busy_seconds + (end - self.since if self.phase == "running" else 0.0)
 
+    def loads_until(self, now: float) -> list[tuple[float, float]]:
+        """From when to when it loaded, the load that goes on included."""
+        return [*self.loads, (self.load_began, now)] if self.phase in _LOADING else self.loads
+
     def enter(self, phase: Phase, at: float) -> None:
         """It is in this phase now."""
         if phase == self.phase:
             return
+        if phase not in _LOADING:
+            self.loads = self.loads_until(at)
+        elif self.phase not in _LOADING:
+            self.load_began = at
         self.busy_seconds = self.busy_at(at)
         if phase == "running":
             self.rate.restart(at, self.tokens)

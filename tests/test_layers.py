@@ -37,7 +37,9 @@ KERNEL = (
         "snapshot",
         "tables",
     },
-    {"columns", "markup", "options", "scheduler", "stats", "tracked", "views"},
+    {"columns", "markup", "options", "scheduler", "tracked", "views"},
+    {"pictures"},
+    {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},
     {"nvml", "results"},
     {"devices"},
@@ -69,10 +71,11 @@ FOREIGN = {
     "pynvml": {"nvml.py"},
     "IPython": {"dashboard.py", "magic.py"},
     "ipywidgets": {"dashboard.py", "magic.py"},
+    "matplotlib": {"pictures.py"},
     "ray": set(),
 }
 
-HEAVY = ["numpy", "pandas", "ray", "torch", "transformers", "vllm"]
+HEAVY = ["matplotlib", "numpy", "pandas", "ray", "torch", "transformers", "vllm"]
 
 PUBLIC = {
     "Completion",
@@ -179,7 +182,8 @@ def test_loading_the_extension_is_light(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-for name in ("IPython", "ipywidgets", "pynvml", "vllm", "torch", "transformers", "pandas"):
+for name in ("IPython", "ipywidgets", "pynvml", "vllm", "torch", "transformers", "pandas",
+             "matplotlib"):
     sys.modules[name] = None  # importing it fails
 import mgpu_magic
 with mgpu_magic.Session("cpu:1") as session:
