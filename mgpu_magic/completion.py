@@ -1,15 +1,17 @@
-"""What the Tab key offers after `%%multigpu` and `%multigpu`.
+"""What the Tab key offers after `%%multigpu` and `%multigpu`, and what a misspelt word meant.
 
 Pure; imports nothing of the package.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 WORDS = (
     "status", "devices", "logs", "last", "stop", "dashboard", "free", "restart", "help",
@@ -66,3 +68,18 @@ def _of_cell(before: Sequence[str], known: Known) -> Sequence[str]:
         return values
     unused = [option for option in known.options if option not in before]
     return [*([] if before else known.models), *unused]
+
+
+def hinted(message: str, options: Iterable[str]) -> str:
+    """What argparse says about a wrong option or value, with the closest right one."""
+    for pattern, known in (
+        (r"unrecognized arguments: (-\S+?)(?:=\S*)?(?= |$)", options),
+        (r"invalid choice: '([^']*)'", re.findall(r"\w+", message.partition("(choose from")[2])),
+    ):
+        found = re.search(pattern, message)
+        if found and (close := get_close_matches(found[1].replace("_", "-"), known, n=1)):
+            at = found.end()
+            return f"{message[:at]}; did you mean {close[0]}?{message[at:]}"
+    if message.startswith("unrecognized"):
+        return f"{message}. %%multigpu? lists the options."
+    return message

@@ -13,16 +13,11 @@ A thin layer: whatever it does, `mgpu_magic.Session` does in a script.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import io
 import os
-import re
 import threading
 import time
-import tokenize
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
@@ -30,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
-from IPython.display import display
 from traitlets import Bool, Float, Int, Unicode
 
-from mgpu_magic.completion import Known, completions
+from mgpu_magic.body import run_body, silenced
+from mgpu_magic.completion import Known, completions, hinted
 from mgpu_magic.dashboard import (
     Panel,
     TextView,
@@ -172,7 +167,7 @@ class MultiGPU(Magics):
         if name is not None and (not name.isidentifier() or iskeyword(name)):
             raise UsageError(f"-o {name}: a variable cannot be named so")
         try:
-            bound = self._run_body(cell)
+            bound = run_body(self.shell, cell, BODY_NAMES)
             job = self._options(given, bound).job()
             shown = self.panel and not given["no_panel"]
             results: Results | Run
@@ -186,7 +181,7 @@ class MultiGPU(Magics):
             if not given["background"]:
                 self.shell.user_ns[name] = results
             return None
-        return None if _silenced(cell) else results
+        return None if silenced(cell) else results
 
     @line_magic("multigpu")
     def line(self, line: str) -> Any:
@@ -270,33 +265,6 @@ class MultiGPU(Magics):
         panel.update(session.devices())
         session.watch(panel, lambda: over.is_set() or panel.closed)
 
-    def _run_body(self, cell: str) -> dict[str, Any]:
-        """Run the cell's body as IPython runs a cell; returns what it bound of `BODY_NAMES`."""
-        __tracebackhide__ = True
-        shell = self.shell
-        # The empty line stands for the magic's own, so that line numbers are those of the cell.
-        source = "\n" + shell.transform_cell(cell)
-        # not `execution_count`, which newer releases of IPython raise before a cell runs
-        number = len(shell.history_manager.input_hist_parsed) - 1
-        file = shell.compile.cache(source, number)
-        tree = shell.transform_ast(ast.parse(source, file))
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        scope = Scope(shell.user_ns)
-        before = {name: shell.user_ns.get(name) for name in BODY_NAMES}
-        exec(compile(tree, file, "exec"), shell.user_ns, scope)  # noqa: S102  # the user's cell
-        if last is not None:
-            expression = compile(ast.Expression(last.value), file, "eval")
-            value = eval(expression, shell.user_ns, scope)  # noqa: S307  # the user's cell
-            if value is not None and not _silenced(cell):
-                display(value)
-        after = {name: shell.user_ns[name] for name in BODY_NAMES if name in shell.user_ns}
-        # `%time prompts = ...` and `global prompts` bind names past the scope
-        return {
-            name: value
-            for name, value in after.items()
-            if name in scope.bound or value is not before[name]
-        }
-
     def _options(self, given: dict[str, Any], bound: dict[str, Any]) -> Options:
         """What the magic's line and the cell's body say, together."""
         values: dict[str, Any] = {"model": given["model"]}
@@ -369,31 +337,6 @@ class MultiGPU(Magics):
             ) from None
 
 
-class Scope(MutableMapping[str, Any]):
-    """The notebook's namespace, remembering which names were bound through it."""
-
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        self._namespace = namespace
-        self.bound: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        return self._namespace[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._namespace[name] = value
-        self.bound.add(name)
-
-    def __delitem__(self, name: str) -> None:
-        del self._namespace[name]
-        self.bound.discard(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._namespace)
-
-    def __len__(self) -> int:
-        return len(self._namespace)
-
-
 class Report:
     """Text that a notebook shows as it is, or as HTML where that is given."""
 
@@ -406,21 +349,6 @@ class Report:
 
     def _repr_html_(self) -> str | None:
         return self._html
-
-
-def hinted(message: str, options: Iterable[str]) -> str:
-    """What argparse says about a wrong option or value, with the closest right one."""
-    for pattern, known in (
-        (r"unrecognized arguments: (-\S+?)(?:=\S*)?(?= |$)", options),
-        (r"invalid choice: '([^']*)'", re.findall(r"\w+", message.partition("(choose from")[2])),
-    ):
-        found = re.search(pattern, message)
-        if found and (close := get_close_matches(found[1].replace("_", "-"), known, n=1)):
-            at = found.end()
-            return f"{message[:at]}; did you mean {close[0]}?{message[at:]}"
-    if message.startswith("unrecognized"):
-        return f"{message}. %%multigpu? lists the options."
-    return message
 
 
 def _stopped(session: Session) -> str:
@@ -452,17 +380,6 @@ def _device_list() -> str:
             line += ", compute capability {}.{}".format(*device.capability)
         lines.append(line)
     return "\n".join((*lines, *discovery.notes))
-
-
-def _silenced(cell: str) -> bool:
-    """Whether the cell ends in a semicolon, comments and space aside."""
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
-    try:
-        tokens = tokenize.generate_tokens(io.StringIO(cell).readline)
-        texts = [token.string for token in tokens if token.type not in skipped]
-    except (tokenize.TokenError, SyntaxError):  # magics and the like
-        return cell.rstrip().endswith(";")
-    return bool(texts) and texts[-1] == ";"
 
 
 def load(shell: Any) -> None:

@@ -27,6 +27,7 @@ KERNEL = (
     *DATA,
     {
         "arrays",
+        "body",
         "completion",
         "frames",
         "functions",
@@ -69,7 +70,7 @@ FOREIGN = {
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
     "pynvml": {"nvml.py"},
-    "IPython": {"dashboard.py", "magic.py"},
+    "IPython": {"body.py", "dashboard.py", "magic.py"},
     "ipywidgets": {"dashboard.py", "magic.py"},
     "matplotlib": {"pictures.py"},
     "ray": set(),
