@@ -39,6 +39,7 @@ from mgpu_magic.dashboard import (
 )
 from mgpu_magic.devices import discover
 from mgpu_magic.errors import PlacementError, SpecError
+from mgpu_magic.following import follow, watch
 from mgpu_magic.options import Options
 from mgpu_magic.session import Session
 from mgpu_magic.snapshot import render_text
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.execution import Results
     from mgpu_magic.run import Run
+    from mgpu_magic.snapshot import Snapshot
     from mgpu_magic.spec import JobSpec
 
 BODY_NAMES = (
@@ -234,7 +236,7 @@ class MultiGPU(Magics):
         if shown:
             view = open_background_view(run.stop)
             view.update(run.snapshot)  # from here, so that it stands under this cell
-            self.session.follow(run, view)
+            follow(run, view)
         if name:
             self.shell.user_ns[name] = run
             run.then(partial(self._deliver, name))
@@ -262,8 +264,17 @@ class MultiGPU(Magics):
         over = threading.Event()
         self._end_dashboard = over.set
         panel = Panel(stop=over.set, button="Close", counted=True)
+
+        def look() -> Snapshot | None:
+            if panel.closed:  # nobody sees it any more
+                over.set()
+            try:
+                return session.devices()
+            except SpecError:  # the session was closed meanwhile
+                return None
+
         panel.update(session.devices())
-        session.watch(panel, lambda: over.is_set() or panel.closed)
+        watch(look, panel, over)
 
     def _options(self, given: dict[str, Any], bound: dict[str, Any]) -> Options:
         """What the magic's line and the cell's body say, together."""

@@ -19,20 +19,19 @@ import atexit
 import itertools
 import logging
 import os
-import queue
 import shutil
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mgpu_magic.devices import Discovery, discover, monitor_for
+from mgpu_magic.devices import Discovery, discover
 from mgpu_magic.errors import SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
+from mgpu_magic.following import REFRESH_SECONDS, shown
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
 from mgpu_magic.launchers.thread import ThreadLauncher
 from mgpu_magic.loop import Loop
@@ -41,23 +40,22 @@ from mgpu_magic.options import Options, device_text
 from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
+from mgpu_magic.sensors import Sensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from mgpu_magic.devices import DeviceMonitor
     from mgpu_magic.execution import Results
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
-    from mgpu_magic.snapshot import Observer, Snapshot
+    from mgpu_magic.snapshot import Observer, Reading, Snapshot
     from mgpu_magic.spec import JobSpec
 
 
 log = logging.getLogger("mgpu_magic")
 
-REFRESH_SECONDS = 0.25
 READING_SECONDS = 0.5
 STOP_SECONDS = 5.0
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
@@ -92,16 +90,14 @@ class Session:
         )
         self._names: dict[int, tuple[str, str]] = {}  # of all workers ever: device, model
         self._discovery: Discovery | None = None
-        self._monitor: DeviceMonitor | None = None
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
         self._last: Results | None = None
-        self._sensors: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._sensors = Sensors()
         self._sampling = False
         self._tails: dict[int, str] = {}  # of the logs, as they were shown
         self._closed = False
         self._owner = os.getpid()
-        threading.Thread(target=self._watch, name="mgpu-monitor", daemon=True).start()
         atexit.register(self.close)
 
     # --- for everyone ------------------------------------------------------------------------
@@ -142,7 +138,7 @@ class Session:
             self._loop.call(begin)
             while not run.done:
                 if observer is not None:
-                    observer = observer if _shown(observer.update, run.snapshot) else None
+                    observer = observer if shown(observer.update, run.snapshot) else None
                 run.wait(REFRESH_SECONDS)
         except KeyboardInterrupt:
             self._interrupt(run)
@@ -152,7 +148,7 @@ class Session:
             if not run.done:  # one more interrupt, wherever it hit: nothing may go on unseen
                 self._loop.post(partial(self._give_up, run))
         if observer is not None:
-            _shown(observer.finish, run.snapshot)
+            shown(observer.finish, run.snapshot)
         else:
             for note in run.snapshot.job.notes:
                 log.warning(note)
@@ -163,33 +159,6 @@ class Session:
         run = Run(self._stop, self._look)
         self._loop.call(partial(self._begin, prepare(job, self._devices), run))
         return run
-
-    def follow(self, run: Run, observer: Observer) -> None:
-        """Show a submitted job to its end, from a thread of its own."""
-        show = partial(_follow, run, observer)
-        threading.Thread(target=show, name="mgpu-view", daemon=True).start()
-
-    def watch(self, observer: Observer, over: Callable[[], bool]) -> None:
-        """Show the devices and what runs on them, from a thread of its own.
-
-        Args:
-            observer: Shown each state; its `finish` is called at the end.
-            over: Asked twice a second whether to end. The session's end is one, too.
-        """
-
-        def show() -> None:
-            snapshot = self.devices()
-            while not over() and not self._closed:
-                try:
-                    snapshot = self.devices()
-                except SpecError:  # the session was closed meanwhile
-                    break
-                if not _shown(observer.update, snapshot):
-                    return
-                time.sleep(READING_SECONDS)
-            _shown(observer.finish, snapshot)
-
-        threading.Thread(target=show, name="mgpu-watch", daemon=True).start()
 
     def stop(self) -> bool:
         """Give up what the running job has not finished; returns whether there was one."""
@@ -202,9 +171,7 @@ class Session:
         """The devices and what runs on them, read now."""
         if self._discovery is None:
             self._loop.call(partial(self._show, discover(os.environ, self._devices)))
-        monitor, pids = self._loop.call(lambda: (self._monitor, self._pids()))
-        if monitor is not None:
-            self._read_devices(monitor, pids)
+        self._sensors.read(self._loop.call(self._pids), self._on_readings)
         return self._look()
 
     def devices(self) -> Snapshot:
@@ -265,9 +232,7 @@ class Session:
             self.free()
         finally:
             self._closed = True
-            if self._monitor is not None:
-                self._sensors.put(self._monitor.close)
-            self._sensors.put(None)
+            self._sensors.close()
             self._loop.close()
             shutil.rmtree(self._logs, ignore_errors=True)
 
@@ -386,9 +351,7 @@ class Session:
     def _show(self, discovery: Discovery) -> None:
         """Show these devices from now on."""
         if self._discovery is None or self._discovery.devices != discovery.devices:
-            if self._monitor is not None:
-                self._sensors.put(self._monitor.close)
-            self._monitor = monitor_for(discovery.devices)
+            self._sensors.use(discovery.devices)
             self._progress = Progress(discovery.devices, time.monotonic)
             for worker in self._fleet:
                 if set(worker.spec.devices) <= set(discovery.devices):
@@ -398,17 +361,11 @@ class Session:
                         self._progress.apply(worker.number, worker.ready)
         self._discovery = discovery
 
-    def _watch(self) -> None:
-        """Thread: use the sensors as the loop asks. A driver that hangs stalls only this."""
-        while (act := self._sensors.get()) is not None:
-            act()
-
     def _sample(self) -> None:
         """Have the devices read, and again as long as a job runs."""
         self._sampling = self._current is not None
         if self._sampling:
-            if self._monitor is not None and self._sensors.empty():
-                self._sensors.put(partial(self._read_devices, self._monitor, self._pids()))
+            self._sensors.ask(self._pids(), self._on_readings)
             self._show_logs()
             self._loop.later(READING_SECONDS, self._sample)
 
@@ -421,8 +378,7 @@ class Session:
                     self._tails[worker.number] = tail
                     self._progress.logged(worker.number, tail)
 
-    def _read_devices(self, monitor: DeviceMonitor, pids: Mapping[str, Sequence[int]]) -> None:
-        readings = monitor.read(pids)
+    def _on_readings(self, readings: Mapping[str, Reading]) -> None:
         self._loop.post(lambda: self._progress.read(readings))
 
     def _pids(self) -> dict[str, list[int]]:
@@ -456,25 +412,6 @@ class Session:
         if self._current is not None:
             self._current[0].handle(worker, event)
             self._settle()
-
-
-def _follow(run: Run, observer: Observer) -> None:
-    """Thread: show a run to its end."""
-    showing = True
-    while not run.wait(REFRESH_SECONDS):
-        showing = showing and _shown(observer.update, run.snapshot)
-    if showing:
-        _shown(observer.finish, run.snapshot)
-
-
-def _shown(show: Callable[[Snapshot], None], snapshot: Snapshot) -> bool:
-    """Show a snapshot, if that works: a run does not depend on a display."""
-    try:
-        show(snapshot)
-    except Exception:
-        log.exception("the progress cannot be shown any more")
-        return False
-    return True
 
 
 def generate(model: Any = None, prompts: Any = None, **options: Any) -> Results:

@@ -1,0 +1,66 @@
+"""Shows a job, or the devices alone, while they change: what draws never disturbs what runs.
+
+Imports types alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mgpu_magic.run import Run
+    from mgpu_magic.snapshot import Observer, Snapshot
+
+log = logging.getLogger("mgpu_magic")
+
+REFRESH_SECONDS = 0.25
+WATCH_SECONDS = 0.5
+
+
+def shown(show: Callable[[Snapshot], None], snapshot: Snapshot) -> bool:
+    """Show a snapshot; returns whether that worked. A run does not depend on a display."""
+    try:
+        show(snapshot)
+    except Exception:
+        log.exception("the progress cannot be shown any more")
+        return False
+    return True
+
+
+def follow(run: Run, observer: Observer) -> None:
+    """Show a submitted job to its end, from a thread of its own."""
+
+    def show() -> None:
+        showing = True
+        while not run.wait(REFRESH_SECONDS):
+            showing = showing and shown(observer.update, run.snapshot)
+        if showing:
+            shown(observer.finish, run.snapshot)
+
+    threading.Thread(target=show, name="mgpu-view", daemon=True).start()
+
+
+def watch(look: Callable[[], Snapshot | None], observer: Observer, over: threading.Event) -> None:
+    """Show what `look` gives twice a second, from a thread of its own.
+
+    Args:
+        look: The state now; None: there is nothing to look at any more.
+        observer: Shown each state; its `finish` is called at the end.
+        over: Set to end it.
+    """
+
+    def show() -> None:
+        last = look()
+        while last is not None and not over.is_set():
+            if not shown(observer.update, last):
+                return
+            over.wait(WATCH_SECONDS)
+            last = look() or last
+        if last is not None:
+            shown(observer.finish, last)
+
+    threading.Thread(target=show, name="mgpu-watch", daemon=True).start()
