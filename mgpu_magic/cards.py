@@ -20,6 +20,7 @@ Each line keeps its place while figures come and go. Imports `markup` and `snaps
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mgpu_magic.markup import (
@@ -43,6 +44,7 @@ from mgpu_magic.markup import (
 )
 from mgpu_magic.snapshot import (
     model_basename,
+    one_line,
     percent_text,
     phase_text,
     rate_text,
@@ -51,12 +53,16 @@ from mgpu_magic.snapshot import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mgpu_magic.snapshot import DeviceView, JobView, Reading, Snapshot, WorkerView
 
 _MESSAGE_CHARS = 120  # on the card; the whole message is its tooltip
 _MANY_DEVICES = 4  # their curves have half the points, so that the panel stays small
 _HEADROOM = 1.15  # above the highest point of a curve
 _GIB = 2**30
+_FEW_NOTES = 3
+_FEW_WORDS = 60  # characters
 _SURE = 0.5  # an ETA that may be wrong by more than this part is "about"
 
 _LOADING = ("starting", "importing", "waiting to load", "loading", "warming up")
@@ -95,6 +101,24 @@ def render_html(snapshot: Snapshot) -> str:
     )
 
 
+def leaner(snapshot: Snapshot) -> Iterator[Snapshot]:
+    """The same with less and less to draw, for where the size is limited."""
+    yield snapshot
+    bare = tuple(
+        replace(device, speed_history=(), memory_history=()) for device in snapshot.devices
+    )
+    yield replace(snapshot, devices=bare)
+    terse = tuple(replace(device, worker=_terse(device.worker)) for device in bare)
+    notes = snapshot.job.notes
+    if left_out := len(notes[_FEW_NOTES:]):
+        notes = (*notes[:_FEW_NOTES], f"and {left_out} more notes")
+    yield replace(snapshot, devices=terse, job=replace(snapshot.job, notes=notes))
+
+
+def _terse(worker: WorkerView | None) -> WorkerView | None:
+    return worker and replace(worker, message=one_line(worker.message, _FEW_WORDS))
+
+
 # --- the job ---------------------------------------------------------------------------------
 
 
@@ -102,7 +126,11 @@ def _header(job: JobView) -> str:
     share = job.done / job.total if job.total else 1.0
     failed = job.failed / job.total if job.total else 0.0
     # a percentage that stands at 0 while models load says nothing; the seconds do
-    percent = f" ({percent_text(share)})" if job.done else ""
+    percent = (
+        f" ({percent_text(min(share, 0.99) if job.done < job.total else share)})"
+        if job.done
+        else ""
+    )
     count = f"{job.done:,} of {job.total:,} prompts{percent}"
     state = f"{mark(*_JOB_MARKS.get(job.state, _NO_MARK))}<b>{job.state.capitalize()}</b>"
     parts = [(share - failed, GREEN if job.state == "done" else BLUE), (failed, RED)]
@@ -174,8 +202,9 @@ def _work(worker: WorkerView) -> str:
     parts = [f'<div style="{CUT}"{title}>{short}</div>']
     if worker.message:
         whole, begin = safe(worker.message), safe(worker.message, _MESSAGE_CHARS)
+        hover = f'title="{whole}" ' if whole != begin else ""
         parts.append(
-            f'<div title="{whole}" style="border-left:3px solid {RED};padding-left:6px;'
+            f'<div {hover}style="border-left:3px solid {RED};padding-left:6px;'
             f'white-space:normal;overflow-wrap:anywhere">{begin}</div>'
         )
     parts += [_work_bar(worker), _work_counts(worker)]

@@ -44,10 +44,10 @@ def completions(line: str, known: Known) -> list[str]:
     if magic == "%multigpu":
         offered = _of_line(before, known)
     elif magic == "%%multigpu":
-        offered = _of_cell(before, known)
+        offered = _of_cell(before, word, known)
     else:
         return []
-    return [one for one in offered if one.startswith(word)]
+    return [one for one in offered if one.startswith(word.rpartition("=")[2])]
 
 
 def _of_line(before: Sequence[str], known: Known) -> Sequence[str]:
@@ -62,12 +62,21 @@ def _of_line(before: Sequence[str], known: Known) -> Sequence[str]:
             return ()
 
 
-def _of_cell(before: Sequence[str], known: Known) -> Sequence[str]:
+def _of_cell(before: Sequence[str], word: str, known: Known) -> Sequence[str]:
+    option, equals, _ = word.partition("=")
+    if equals:  # IPython replaces only what follows the sign
+        return known.options.get(option) or ()
     values = known.options.get(before[-1]) if before else None
     if values is not None:
         return values
     unused = [option for option in known.options if option not in before]
     return [*([] if before else known.models), *unused]
+
+
+def meant(word: str) -> str:
+    """`"; did you mean status?"`, or a full stop."""
+    close = get_close_matches(word, WORDS, n=1)
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 def hinted(message: str, options: Iterable[str]) -> str:

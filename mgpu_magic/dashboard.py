@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import east_asian_width
 
-from mgpu_magic.cards import render_html
+from mgpu_magic.cards import leaner, render_html
 from mgpu_magic.folds import BODIES_CLASS, HEADS, HEADS_CLASS, bodies_html, final_html
 from mgpu_magic.snapshot import device_line, job_line, one_line, render_text
 
@@ -45,6 +45,7 @@ __all__ = [
 _DRAW_SECONDS = 0.25
 _FOLD_SECONDS = 2.0  # who reads a log does not want it to change faster
 _FINAL_BYTES = 19_900  # HTML and text together
+_WORDS_BYTES = 6_000  # of them, kept for failures and logs
 _TEXT_CHARS = 300
 
 
@@ -93,13 +94,20 @@ class Panel:
         self._seen = False
         self._display: Any = None
 
-    def show(self) -> None:
-        """Display it as output of the cell that runs now."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Display it as output of the cell that runs now.
+
+        What a notebook holds that is saved before the end is the state now, as ordinary output.
+        """
         from IPython.display import display
 
         # not the widget itself, which before ipywidgets 8 displays itself without the display id
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        bundle = {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the panel"}
+        bundle = {
+            "application/vnd.jupyter.widget-view+json": view,
+            "text/html": render_html(snapshot),
+            "text/plain": render_text(snapshot),
+        }
         self._display = display(bundle, raw=True, display_id=True)
 
     def update(self, snapshot: Snapshot) -> None:
@@ -107,7 +115,9 @@ class Panel:
         now = self._clock()
         if now - self._drawn_at < _DRAW_SECONDS:
             return
-        if self._display is not None and now - self._folds_at >= _FOLD_SECONDS:
+        if self._display is None:
+            self.show(snapshot)
+        elif now - self._folds_at >= _FOLD_SECONDS:
             self._folds_at = now
             if self._draw(self.bodies, bodies_html(snapshot)):
                 return
@@ -119,7 +129,14 @@ class Panel:
         A saved notebook holds what was displayed, which of a widget is its empty beginning.
         """
         text = render_text(snapshot)
-        html = final_html(render_html(snapshot), snapshot, _FINAL_BYTES - len(text.encode()))
+        room = _FINAL_BYTES - len(text.encode())
+        for view in leaner(snapshot):
+            html = render_html(view)
+            if len(html.encode()) <= room - _WORDS_BYTES:
+                break
+        html = final_html(html, snapshot, room)
+        if self._display is None:
+            self.show(snapshot)
         self._draw(self.main, html)
         self._display.update({"text/html": html, "text/plain": text}, raw=True)
         for part in (self._heads, self.bodies, self._button):  # now part of the final state
@@ -139,8 +156,6 @@ class Panel:
 
     def _draw(self, part: Any, html: str) -> bool:
         """Give a widget its HTML; returns whether that was new."""
-        if self._display is None:
-            self.show()
         if part.comm is None:
             raise RuntimeError("its connection to the notebook is closed")
         self._drawn_at = self._clock()
@@ -258,7 +273,8 @@ class SafeView:
 
     Args:
         make: Makes the view to begin with, when there is something to show.
-        quiet: Print nothing where it does not work: the cell that is printed into may be another.
+        quiet: Say only once, where it does not work at all, that there is none: what is printed
+            later would stand in another cell.
     """
 
     def __init__(self, make: Callable[[], Observer], *, quiet: bool = False) -> None:
@@ -284,10 +300,14 @@ class SafeView:
             self._draw(draw)
 
     def _fall_back(self, error: Exception) -> None:
-        if self._quiet or isinstance(self._view, TextView):
+        reason = one_line(f"{type(error).__name__}: {error}", _TEXT_CHARS)
+        if self._quiet:
+            if self._view is None:
+                _say_background(f"no panel ({reason})")
+            self._view = Silent()
+        elif isinstance(self._view, TextView):
             self._view = Silent()
         else:
-            reason = one_line(f"{type(error).__name__}: {error}", _TEXT_CHARS)
             self._view = TextView(opening=f"no panel ({reason}); progress is printed instead")
 
 
@@ -297,8 +317,15 @@ def open_view() -> Observer:
 
 
 def open_background_view(stop: Callable[[], object]) -> Observer:
-    """The view of a job that goes on after its cell: a panel with a Stop button, or nothing."""
-    return SafeView(partial(Panel, stop=stop) if in_notebook() else Silent, quiet=True)
+    """The view of a job that goes on after its cell: a panel with a Stop button, or one line."""
+    if in_notebook():
+        return SafeView(partial(Panel, stop=stop), quiet=True)
+    _say_background("running in the background")
+    return Silent()
+
+
+def _say_background(what: str) -> None:
+    print(f"{what}; %multigpu status shows how far it is, %multigpu stop ends it")  # noqa: T201  # STYLE.md: the text view's
 
 
 def in_notebook() -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mgpu_magic")
 
 REFRESH_SECONDS = 0.25
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 2.0  # a device at rest changes little, and one at work has a panel of its own
 
 
 def shown(show: Callable[[Snapshot], None], snapshot: Snapshot) -> bool:
@@ -45,7 +45,7 @@ def follow(run: Run, observer: Observer) -> None:
 
 
 def watch(look: Callable[[], Snapshot | None], observer: Observer, over: threading.Event) -> None:
-    """Show what `look` gives twice a second, from a thread of its own.
+    """Show what `look` gives every two seconds, from a thread of its own.
 
     Args:
         look: The state now; None: there is nothing to look at any more.

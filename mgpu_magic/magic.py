@@ -28,7 +28,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from traitlets import Bool, Float, Int, Unicode
 
 from mgpu_magic.body import run_body, silenced
-from mgpu_magic.completion import Known, completions, hinted
+from mgpu_magic.completion import Known, completions, hinted, meant
 from mgpu_magic.dashboard import (
     Panel,
     TextView,
@@ -38,7 +38,7 @@ from mgpu_magic.dashboard import (
     render_html,
 )
 from mgpu_magic.devices import discover
-from mgpu_magic.errors import PlacementError, SpecError
+from mgpu_magic.errors import JobInterrupted, PlacementError, SpecError
 from mgpu_magic.following import follow, watch
 from mgpu_magic.options import Options
 from mgpu_magic.session import Session
@@ -190,6 +190,8 @@ class MultiGPU(Magics):
         """Ask about the workers, or end them; `%multigpu help` lists the words."""
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
+        if rest and word not in ("logs", "free", "dashboard"):
+            raise UsageError(f"%multigpu {word} takes nothing more; there is {rest!r}")
         try:
             match word:
                 case "" | "help":
@@ -217,7 +219,7 @@ class MultiGPU(Magics):
                 case "restart":
                     return Report(f"Workers killed: {self.session.restart()}")
                 case _:
-                    raise UsageError(f"%multigpu {word} is unknown.\n{LINE_HELP}")
+                    raise UsageError(f"%multigpu {word} is unknown{meant(word)}\n{LINE_HELP}")
         except SpecError as error:
             raise UsageError(str(error)) from None
 
@@ -228,6 +230,8 @@ class MultiGPU(Magics):
         except UsageError as error:
             options = self.cell.parser._option_string_actions  # argparse has no public list of them
             raise UsageError(hinted(str(error), options)) from None
+        except ValueError as error:  # of shlex
+            raise UsageError(f"%%multigpu {line}: {error}") from None
         return given
 
     def _begin(self, job: JobSpec, name: str | None, *, shown: bool) -> Run:
@@ -243,7 +247,12 @@ class MultiGPU(Magics):
         return run
 
     def _deliver(self, name: str, run: Run) -> None:
-        if run.error is None and self.shell.user_ns.get(name) is run:  # not bound anew meanwhile
+        """What was stopped has results too; an error stays in the run, whose result() raises it."""
+        if self.shell.user_ns.get(name) is not run:  # bound anew meanwhile
+            return
+        if isinstance(run.error, JobInterrupted):
+            self.shell.user_ns[name] = run.error.results
+        elif run.error is None:
             self.shell.user_ns[name] = run.result()
 
     def _dashboard(self, word: str) -> None:
@@ -262,8 +271,12 @@ class MultiGPU(Magics):
                     time.sleep(0.5)
             return
         over = threading.Event()
+        try:
+            panel = Panel(stop=over.set, button="Close", counted=True)
+        except Exception as error:  # noqa: BLE001  # widgets are foreign code
+            what = f"no panel ({type(error).__name__}: {error})"
+            raise UsageError(f"{what}; %multigpu status shows the devices once") from None
         self._end_dashboard = over.set
-        panel = Panel(stop=over.set, button="Close", counted=True)
 
         def look() -> Snapshot | None:
             if panel.closed:  # nobody sees it any more

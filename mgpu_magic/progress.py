@@ -246,6 +246,8 @@ class Progress:
             worker.settle(now, pause=0.0)
             if worker.phase == "running":
                 worker.release("idle", now)
+            elif state == "failed" and worker.phase not in ("idle", "lost", "failed", "stopped"):
+                worker.enter("stopped", now)  # it was on its way, and nobody needs it any more
 
     def snapshot(self) -> Snapshot:
         """The state now."""

@@ -57,7 +57,9 @@ class Run:
             MultiGPUError: The job failed as a whole.
             JobInterrupted: It was stopped; the exception has the results until then.
         """
-        return self._future.result(seconds)
+        if not self.wait(seconds):
+            raise TimeoutError(f"not over after {seconds} s: {self._words()}")
+        return self._future.result()
 
     def then(self, act: Callable[[Run], None]) -> None:
         """Call `act` with this run once it is over: from the session's thread, or at once."""
@@ -70,7 +72,8 @@ class Run:
 
     def stop(self) -> None:
         """Give up what is not finished. The workers stay loaded."""
-        self._stop(self)
+        if not self.done:
+            self._stop(self)
 
     def settle(self, outcome: Results | BaseException, final: Snapshot) -> None:
         """What it came to; called once, by the session."""
@@ -80,14 +83,36 @@ class Run:
         else:
             self._future.set_result(outcome)
 
-    def __repr__(self) -> str:
+    def _words(self) -> str:
         job = self.snapshot.job
         text = f"{job.done:,} of {job.total:,} prompts"
         if not self.done:
-            return f"<still running: {text}; .result() waits for it>"
+            return f"still running: {text}; .result() waits for it"
         if self.error is None:
-            return f"<done: {text}; .result() has the results>"
-        return f"<{job.state}: {text}; .result() raises {type(self.error).__name__}>"
+            return f"done: {text}; .result() has the results"
+        return f"{job.state}: {text}; .result() raises {type(self.error).__name__}"
+
+    def __repr__(self) -> str:
+        return f"<{self._words()}>"
+
+    # It stands where the results will be: who takes it for them should be told what it is.
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"a run has no {name!r}; it is {self._words()}")
+
+    def __len__(self) -> int:
+        raise TypeError(f"a run has no length; it is {self._words()}")
+
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(f"a run has no items; it is {self._words()}")
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"a run has no items; it is {self._words()}")
+
+    def __bool__(self) -> bool:
+        return True
 
     def __await__(self) -> Generator[Any, None, Results]:
         return asyncio.wrap_future(self._future).__await__()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Tell: TypeAlias = Callable[[Mapping[str, Reading]], None]
 
 
+WAIT_SECONDS = 2.0
+
+
 class Sensors:
     """The sensors of the devices that are shown. One thread at a time calls it."""
 
@@ -45,9 +48,12 @@ class Sensors:
             self._asked.put(partial(_read, self._monitor, pids, tell))
 
     def read(self, pids: Pids, tell: Tell) -> None:
-        """Read them here and now."""
+        """Have them read, and wait for it; not for ever, where a driver hangs."""
+        told = threading.Event()
         if self._monitor is not None:
-            _read(self._monitor, pids, tell)
+            self._asked.put(partial(_read, self._monitor, pids, tell))
+            self._asked.put(told.set)
+            told.wait(WAIT_SECONDS)
 
     def close(self) -> None:
         """End the thread, once it has answered."""

@@ -33,6 +33,8 @@ KNOWN = Known(
         ("%%multigpu Q", ["Qwen/Qwen2.5-7B"]),
         ("%%multigpu org/m --engine echo --out ", ["answers"]),
         ("%%multigpu org/m o", []),
+        ("%%multigpu --engine=e", ["echo"]),
+        ("%%multigpu --max-tokens=", []),
         ("%matplotlib ", []),
     ],
 )
