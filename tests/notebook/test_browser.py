@@ -2,141 +2,68 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import nbformat
-import pytest
-from playwright.sync_api import sync_playwright
-
-from notebook.live import Family
+from notebook.servers import CHROMIUM as CHROMIUM  # test_pictures asks for the two here
+from notebook.servers import FILE, LAB, LOAD, opened
+from notebook.servers import SWITCHES as SWITCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-CHROMIUM = "/usr/bin/chromium"
-SWITCHES = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
-PICTURES = Path(__file__).parents[2] / "build"
-TOKEN = "test"
-NO_NEWS = {"fetchNews": "false", "checkForUpdates": False}
+    from pathlib import Path
 
 RUN = """\
 %%multigpu --engine echo --devices cpu:2 -o answers
 model = "tiny<b>model"
 prompts = [f"one two <i>{i}" if i % 20 == 9 else "one two three" for i in range(80)]
 engine_args = {"delay": 0.1, "fail_on": "<i>"}"""
+LONG = """\
+%%multigpu --background --engine echo --devices cpu:2 -o answers
+model = "m"
+prompts = ["one two"] * 400
+engine_args = {"delay": 0.1}"""
+BUSY = "import time\ntime.sleep(2)\nprint('mine')"
+KEPT = """\
+last = %multigpu last
+print("kept", sum(text is not None for text in last.texts), repr(answers))"""
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[str]:
-    """Address of a notebook in JupyterLab: one cell loads the extension, one runs for 4 s."""
-    cells = [nbformat.v4.new_code_cell(source) for source in ("%load_ext mgpu_magic", RUN)]
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
-    nbformat.write(notebook, tmp_path / "panel.ipynb")
-    settings = tmp_path / "settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "notification.jupyterlab-settings").write_text(json.dumps(NO_NEWS))
-    folders = {
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-        "IPYTHONDIR": "ipython",
-    }
-    family = Family()
-    server = subprocess.Popen(
-        [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-            "--ServerApp.port=0", f"--IdentityProvider.token={TOKEN}",
-        ],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            **family.variable,
-            **{name: str(tmp_path / folder) for name, folder in folders.items()},
-        },
-    )  # fmt: skip
-    try:
-        yield f"{address(server, tmp_path / 'runtime')}lab/tree/panel.ipynb?token={TOKEN}"
-    finally:
-        server.terminate()
-        server.wait()
-        family.end()
-
-
-def address(server: subprocess.Popen[bytes], runtime: Path) -> str:
-    """Where the server listens, once it does."""
-    written = runtime / f"jpserver-{server.pid}.json"
-    while not written.exists():
-        assert server.poll() is None, "the server ended"
-        time.sleep(0.1)
-    url: str = json.loads(written.read_text())["url"]
-    return url
-
-
-def answered(panel: Any) -> int:
-    """How many prompts the panel says are answered; waits until there is a panel."""
-    match = re.search(r"(\d+) of 80 prompts", panel.inner_text())
-    return int(match[1]) if match else -1
-
-
-def test_the_panel_moves_while_the_cell_runs_and_ends_right(lab: str, tmp_path: Path) -> None:
+def test_the_panel_moves_while_the_cell_runs_and_ends_right(tmp_path: Path) -> None:
     """It is there within a second, counts up while the kernel is busy, and is saved as it ends.
 
     An open fold stays open. Who does not trust the file that is sent around reads the same.
     """
-    PICTURES.mkdir(exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
-        page = browser.new_page(viewport={"width": 1100, "height": 620})
-        page.goto(lab)
-        page.get_by_text("| Idle").wait_for()
-        page.get_by_role("textbox").filter(has_text="load_ext").click()
-        page.keyboard.press("Shift+Enter")
-        page.get_by_text("[1]").wait_for()
-        page.keyboard.press("Shift+Enter")
-        began = time.monotonic()
-        panel = page.locator(".jp-OutputArea-output")
-        page.get_by_text("of 80 prompts").wait_for()
-        appeared = time.monotonic() - began
+    with opened(LAB, tmp_path, LOAD, RUN) as sheet:
+        page, panel = sheet.page, sheet.outputs
+        sheet.run(0)
+        began = sheet.begin(1)
+        appeared = sheet.wait("of 80 prompts") - began
         page.get_by_text("Failed prompts").press("Enter")
         logs = page.get_by_text("The workers have printed nothing.")
         failures: list[int] = []
-        seen = [answered(panel)]
+        seen = [sheet.count(r"(\d+) of 80 prompts")]
         while seen[-1] < 80:
             page.wait_for_timeout(100)
             failures.append(page.locator(".mgpu-bodies b:visible").count())
             assert not logs.is_visible()
-            seen.append(answered(panel))
+            seen.append(sheet.count(r"(\d+) of 80 prompts"))
             if 60 <= seen[-1] < 80 and seen[-2] < 60:
-                page.screenshot(path=PICTURES / "panel_running.png")
+                sheet.picture("panel_running")
                 assert page.get_by_text("[*]").count() == 1
-        page.get_by_text("[2]").wait_for()
-        page.screenshot(path=PICTURES / "panel_done.png")
+        sheet.wait("[2]")
+        sheet.picture("panel_done")
         output = panel.inner_text()
-        page.keyboard.press("Control+s")
-        page.locator(".jp-mod-dirty").wait_for(state="detached")
-        page.goto(lab)
+        sheet.save()
+        sheet.open()
         saved = panel.inner_text()
-        file = tmp_path / "panel.ipynb"
-        (tmp_path / "other.ipynb").write_text(file.read_text().replace("load_ext", "reload_ext"))
-        page.goto(lab.replace("tree/panel", "workspaces/other/tree/other"))
-        page.get_by_text("reload_ext").wait_for()
+        other = sheet.file.read_text().replace("load_ext", "reload_ext")
+        (tmp_path / "other.ipynb").write_text(other)
+        page.goto(page.url.replace(f"tree/{FILE}", "workspaces/other/tree/other.ipynb"))
+        sheet.wait("reload_ext")
         untrusted = panel.inner_text()
-        page.screenshot(path=PICTURES / "panel_untrusted.png")
+        sheet.picture("panel_untrusted")
         styled = panel.locator("[style*=flex]").count()
-        browser.close()
     assert appeared < 1
     assert seen == sorted(seen)
     assert len(set(seen)) >= 8
@@ -151,3 +78,32 @@ def test_the_panel_moves_while_the_cell_runs_and_ends_right(lab: str, tmp_path: 
     assert saved == output
     assert untrusted.split() == output.split()
     assert styled >= 5
+
+
+def test_a_job_in_the_background_moves_and_is_stopped_by_a_click(tmp_path: Path) -> None:
+    """Its panel goes on below its cell while another runs; Stop ends it, keeping its answers."""
+    with opened(LAB, tmp_path, LOAD, LONG, BUSY, KEPT) as sheet:
+        stop = sheet.page.get_by_role("button", name="Stop", exact=True)
+        sheet.run(0)
+        sheet.run(1)
+        sheet.begin(2)
+        seen: set[int] = set()
+        while not sheet.page.get_by_text("[3]").count():
+            sheet.page.wait_for_timeout(100)
+            seen.add(sheet.count(r"(\d+) of 400 prompts"))
+        sheet.picture("background_running")
+        assert stop.count() == 1
+        clicked = time.monotonic()
+        stop.click()
+        stopped = sheet.wait("Interrupted") - clicked
+        stop.wait_for(state="detached")
+        sheet.run(3)
+        sheet.picture("background_stopped")
+        panel, mine, kept = sheet.outputs.all_inner_texts()
+    assert len(seen) >= 4
+    assert stopped < 2
+    count = re.match(r"■ Interrupted\s+(\d+) of 400 prompts", panel)
+    assert count
+    assert mine.strip() == "mine"
+    assert 0 < int(count[1]) < 400
+    assert kept.startswith(f"kept {count[1]} <interrupted: {count[1]} of 400 prompts; ")
