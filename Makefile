@@ -62,7 +62,8 @@ bench: model
 # The notebook's side on the versions that Kaggle's image has; the tests themselves run in .venv.
 PYTHON312 ?= $(firstword $(wildcard /usr/bin/python3.12 /usr/local/bin/python3.12 \
 	$(HOME)/.pyenv/versions/3.12*/bin/python3.12))
-KAGGLE_TESTS := test_cell test_background test_functions test_panel test_interrupt test_refusals
+KAGGLE_TESTS := test_cell test_background test_functions test_panel test_interrupt test_refusals \
+	test_manners test_front_ends
 
 .kaggle/.installed: tests/kaggle/requirements.txt pyproject.toml
 	@[ -n "$(PYTHON312)" ] || { echo "kaggle-check needs CPython 3.12 (PYTHON312=...)"; exit 1; }
@@ -74,7 +75,7 @@ KAGGLE_TESTS := test_cell test_background test_functions test_panel test_interru
 python312:
 	@echo $(PYTHON312)
 
-kaggle-check: install .kaggle/.installed
+kaggle-check: install system-packages .kaggle/.installed
 	MGPU_TEST_PYTHON=$(CURDIR)/.kaggle/bin/python $(BIN)/pytest $(KAGGLE_TESTS:%=tests/notebook/%.py)
 
 # In the environment that has the GPU's torch, not in .venv.

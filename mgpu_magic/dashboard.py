@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import east_asian_width
 
 from mgpu_magic.cards import leaner, render_html
+from mgpu_magic.clicks import prompt_button
 from mgpu_magic.folds import BODIES_CLASS, HEADS, HEADS_CLASS, bodies_html, final_html
 from mgpu_magic.snapshot import device_line, job_line, one_line, render_text
 
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _DRAW_SECONDS = 0.25
+_OFFER_SECONDS = 2.0  # a front end has its subshell by then
 _FOLD_SECONDS = 2.0  # who reads a log does not want it to change faster
 _FINAL_BYTES = 19_900  # HTML and text together
 _WORDS_BYTES = 6_000  # of them, kept for failures and logs
@@ -60,6 +62,7 @@ class Panel:
         stop: Called by a click on the button; None: no button.
         button: What stands on it.
         counted: Whether `closed` shall know if it is seen.
+        blocking: The kernel is busy meanwhile: no button, unless its clicks arrive nevertheless.
 
     Attributes:
         widget: What is displayed.
@@ -74,6 +77,7 @@ class Panel:
         stop: Callable[[], object] | None = None,
         button: str = "Stop",
         counted: bool = False,
+        blocking: bool = False,
     ) -> None:
         import ipywidgets
 
@@ -84,9 +88,14 @@ class Panel:
         self.bodies: Any = ipywidgets.HTML(_dom_classes=[BODIES_CLASS], **shared)
         rows = [self.main, self._heads, self.bodies]
         self._button: Any = None
-        if stop is not None:
-            self._button = ipywidgets.Button(description=button, tooltip=button)
-            self._button.on_click(partial(self._clicked, stop))
+        self._stop = stop
+        self._traits = {"description": button, "tooltip": button}
+        self._offer_at = float("inf")
+        if stop is not None and blocking:
+            self._offer_at = clock() + _OFFER_SECONDS
+        elif stop is not None:
+            self._button = prompt_button(**self._traits) or ipywidgets.Button(**self._traits)
+            self._button.on_click(self._clicked)
             rows.append(self._button)
         self.widget: Any = ipywidgets.VBox(rows, layout=self.main.layout)
         self._clock = clock
@@ -115,6 +124,9 @@ class Panel:
         now = self._clock()
         if now - self._drawn_at < _DRAW_SECONDS:
             return
+        if now >= self._offer_at:
+            self._offer_at = float("inf")
+            self._offer()
         if self._display is None:
             self.show(snapshot)
         elif now - self._folds_at >= _FOLD_SECONDS:
@@ -150,9 +162,24 @@ class Panel:
         self._seen = self._seen or bool(views)
         return self._seen and views == 0
 
-    def _clicked(self, stop: Callable[[], object], button: Any) -> None:
+    def _offer(self) -> None:
+        """Add the button, hidden until the front end tells of it: then clicks arrive too."""
+        # ipywidgets' switch for counting views, again
+        button = prompt_button(**self._traits, layout={"display": "none"}, _view_count=0)
+        if button is not None:
+            self._button = button
+            button.on_click(self._clicked)
+            button.observe(self._heard, "_view_count")
+            self.widget.children = (*self.widget.children, button)
+
+    def _heard(self, change: Any) -> None:
+        change.owner.unobserve(self._heard, "_view_count")
+        change.owner.layout.display = None
+
+    def _clicked(self, button: Any) -> None:
         button.disabled = True
-        stop()
+        if self._stop is not None:
+            self._stop()
 
     def _draw(self, part: Any, html: str) -> bool:
         """Give a widget its HTML; returns whether that was new."""
@@ -311,9 +338,13 @@ class SafeView:
             self._view = TextView(opening=f"no panel ({reason}); progress is printed instead")
 
 
-def open_view() -> Observer:
-    """The view of a running cell: a panel in a notebook, text elsewhere."""
-    return SafeView(Panel if in_notebook() else TextView)
+def open_view(stop: Callable[[], object] | None = None) -> Observer:
+    """The view of a running cell: a panel in a notebook, text elsewhere.
+
+    Args:
+        stop: Ends the run; a button that does so is shown if clicks arrive while the cell runs.
+    """
+    return SafeView(partial(Panel, stop=stop, blocking=True) if in_notebook() else TextView)
 
 
 def open_background_view(stop: Callable[[], object]) -> Observer:

@@ -176,7 +176,7 @@ class MultiGPU(Magics):
             if given["background"]:
                 results = self._begin(job, name, shown=shown)
             else:
-                results = self.session.run(job, open_view() if shown else None)
+                results = self.session.run(job, open_view(self.session.stop) if shown else None)
         except (SpecError, PlacementError) as error:
             raise UsageError(error.args[0]) from None
         if name:

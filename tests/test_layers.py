@@ -28,6 +28,7 @@ KERNEL = (
     {
         "arrays",
         "body",
+        "clicks",
         "completion",
         "frames",
         "functions",
@@ -71,8 +72,8 @@ FOREIGN = {
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
     "pynvml": {"nvml.py"},
-    "IPython": {"body.py", "dashboard.py", "magic.py"},
-    "ipywidgets": {"dashboard.py", "magic.py"},
+    "IPython": {"body.py", "clicks.py", "dashboard.py", "magic.py"},
+    "ipywidgets": {"clicks.py", "dashboard.py", "magic.py"},
     "matplotlib": {"pictures.py"},
     "ray": set(),
 }

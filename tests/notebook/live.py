@@ -127,6 +127,7 @@ class Cell:
             for message in self.messages
             if message.kind == "comm_msg"
             and message.content["data"]["method"] == "update"
+            and "value" in message.content["data"]["state"]
             and 'class="mgpu-' not in message.content["data"]["state"]["value"]
         ]
 

@@ -14,7 +14,7 @@ from shown import DEVICE, GIB, JOB, WORKER
 from mgpu_magic.cards import render_html
 from mgpu_magic.folds import BODIES_CLASS, HEADS, HEADS_CLASS, bodies_html, final_html
 from mgpu_magic.snapshot import DeviceView, FailureView, Phase, Reading, Snapshot
-from notebook.test_browser import CHROMIUM, SWITCHES
+from notebook.servers import CHROMIUM, SWITCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
