@@ -197,3 +197,30 @@ def test_what_a_worker_prints_stands_in_its_log(shared: Notebook) -> None:
         if message.kind == "comm_msg" and "value" in message.content["data"].get("state", {})
     ]
     assert any("echo echo echo" in text for text in moving)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [
+        ("import sys; sys.modules['ipywidgets'] = None", "ModuleNotFoundError"),
+        ("import ipywidgets; ipywidgets.HTML = None", "TypeError"),
+        (
+            "import IPython.display\ndef display(*_, **k): raise RuntimeError('no front end')\n"
+            "IPython.display.display = display",
+            "RuntimeError: no front end",
+        ),
+    ],
+)
+def test_a_run_does_not_depend_on_its_panel(notebook: Notebook, breaks: str, reason: str) -> None:
+    """Widgets missing or broken, or a display that raises: text says why, and all is answered."""
+    notebook.run(breaks)
+    cell = notebook.run("""
+        %%multigpu -o answers
+        model = "m"
+        prompts = ["a b", "c"]
+    """)
+    assert not cell.errors
+    assert notebook.value("answers.texts") == ["a b", "c"]
+    assert cell.stdout.startswith(f"no panel ({reason}")
+    assert "progress is printed instead" in cell.stdout
+    assert "2 of 2 prompts" in cell.stdout
