@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from mgpu_magic.engines.transformers_sampling import Decoding
 from mgpu_magic.engines.transformers_settings import Settings, chosen_dtype, limit
+from mgpu_magic.sendable import plain
 from mgpu_magic.spec import Device, WorkerSpec
 
 CPU = Device(kind="cpu", index=0, name="CPU (1 core)", cores=(0,))
@@ -134,3 +136,10 @@ def test_samplings_that_are_refused(fields: dict[str, Any], words: str) -> None:
     """By their names, as vLLM does."""
     with pytest.raises((TypeError, ValueError), match=words):
         Decoding.of(fields, {})
+
+
+def test_a_number_of_torch_is_a_number() -> None:
+    """A worker gets Python's own: it may have no torch, as the kernel may not."""
+    copy = plain({"top_k": torch.tensor(7), "top_p": torch.tensor(0.5)}, "sampling")
+    assert copy == {"top_k": 7, "top_p": 0.5}
+    assert {type(value) for value in copy.values()} == {int, float}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from mgpu_magic.errors import SpecError
 from mgpu_magic.sendable import plain
@@ -66,7 +65,6 @@ def test_plain_copies() -> None:
         (np.int64(7), 7),
         (np.bool_(True), True),
         (np.str_("a"), "a"),
-        (torch.tensor(7), 7),
         (Level.HIGH, 3),
         (Name.RED, "red"),
         (Pair(1, "a"), (1, "a")),
