@@ -151,7 +151,10 @@ class Panel:
             self.show(snapshot)
         self._draw(self.main, html)
         self._display.update({"text/html": html, "text/plain": text}, raw=True)
-        for part in (self._heads, self.bodies, self._button):  # now part of the final state
+        # The rest is part of the final state now. A box must not name children that are gone: a
+        # front end that loads it anew, as Voila does, would load none of the kernel's widgets.
+        self.widget.children = (self.main,)
+        for part in (self._heads, self.bodies, self._button):
             if part is not None:
                 part.close()
 

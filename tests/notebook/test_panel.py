@@ -34,7 +34,7 @@ def test_the_panel_moves_and_never_floods(shared: Notebook, count: int, delay: f
     times = [message.at for message in sent]
     seconds = times[-1] - times[0]
     assert seconds > 400 * delay
-    assert len(times) <= 4.2 * seconds + 2
+    assert len(times) <= 4.2 * seconds + 3  # the first, the last, and the end of its folds
     assert max([after - before for before, after in itertools.pairwise(times)], default=0) < 2
     assert max(len(json.dumps(message.content)) for message in sent) < 7_000
     assert cell.panel.startswith(f"✓ Done {count:,} of {count:,} prompts (100 %)")

@@ -276,3 +276,13 @@ def test_a_plain_script_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     view = open_view()
     view.finish(SNAPSHOT)
     assert capsys.readouterr().out.startswith("cuda:0   running 42 s")
+
+
+@pytest.mark.usefixtures("screen")
+def test_a_panel_that_is_over_names_no_part_that_is_gone() -> None:
+    """A front end that loads the kernel's widgets anew, after a reload, finds all of a box."""
+    panel = Panel(stop=lambda: None)
+    panel.finish(SNAPSHOT)
+    assert panel.widget.children == (panel.main,)
+    assert panel.main.comm is not None
+    assert panel.bodies.comm is None
