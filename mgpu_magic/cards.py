@@ -21,6 +21,7 @@ Each line keeps its place while figures come and go. Imports `markup` and `snaps
 from __future__ import annotations
 
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING
 
 from mgpu_magic.markup import (
@@ -43,6 +44,7 @@ from mgpu_magic.markup import (
     spoken,
 )
 from mgpu_magic.snapshot import (
+    device_line,
     model_basename,
     one_line,
     percent_text,
@@ -62,6 +64,7 @@ _MANY_DEVICES = 4  # their curves have half the points, so that the panel stays 
 _HEADROOM = 1.15  # above the highest point of a curve
 _GIB = 2**30
 _FEW_NOTES = 3
+_LINE_CHARS = 200
 _FEW_WORDS = 60  # characters
 _SURE = 0.5  # an ETA that may be wrong by more than this part is "about"
 
@@ -92,12 +95,25 @@ def render_html(snapshot: Snapshot) -> str:
     header = "" if job.state == "new" else _header(job)
     coarse = len(snapshot.devices) > _MANY_DEVICES
     cards = "".join(_card(device, coarse) for device in snapshot.devices)
-    notes = "".join(
-        f'<div style="white-space:normal">{faint(safe(note))}</div>' for note in job.notes
-    )
+    notes = _notes(job)
     return root(
         f'{header}<div style="display:grid;gap:8px;margin:8px 0;'
         f'grid-template-columns:repeat(auto-fit,minmax(250px,1fr))">{cards}</div>{notes}'
+    )
+
+
+def compact_html(snapshot: Snapshot) -> str:
+    """The job as a header and each device as a line, for where words need the room."""
+    lines = "\n".join(one_line(device_line(device), _LINE_CHARS) for device in snapshot.devices)
+    header = "" if snapshot.job.state == "new" else _header(snapshot.job)
+    style = "margin:8px 0;font-size:12px;white-space:pre-wrap;color:inherit;background:none"
+    table = f'<pre style="{style}">{escape(lines)}</pre>'
+    return root(f"{header}{table}{_notes(snapshot.job)}")
+
+
+def _notes(job: JobView) -> str:
+    return "".join(
+        f'<div style="white-space:normal">{faint(safe(note))}</div>' for note in job.notes
     )
 
 

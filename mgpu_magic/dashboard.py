@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import east_asian_width
 
-from mgpu_magic.cards import leaner, render_html
+from mgpu_magic.cards import compact_html, leaner, render_html
 from mgpu_magic.clicks import prompt_button
 from mgpu_magic.folds import BODIES_CLASS, HEADS, HEADS_CLASS, bodies_html, final_html
 from mgpu_magic.snapshot import device_line, job_line, one_line, render_text
@@ -142,11 +142,7 @@ class Panel:
         """
         text = render_text(snapshot)
         room = _FINAL_BYTES - len(text.encode())
-        for view in leaner(snapshot):
-            html = render_html(view)
-            if len(html.encode()) <= room - _WORDS_BYTES:
-                break
-        html = final_html(html, snapshot, room)
+        html = final_html(_fitting(snapshot, room), snapshot, room)
         if self._display is None:
             self.show(snapshot)
         self._draw(self.main, html)
@@ -193,6 +189,17 @@ class Panel:
             return False
         part.value = html
         return True
+
+
+def _fitting(snapshot: Snapshot, room: int) -> str:
+    """The job and its devices, as fine as leaves room for the words that there are."""
+    has_words = bool(snapshot.job.failures or snapshot.job.state == "failed")
+    most = room - _WORDS_BYTES * has_words
+    for view in leaner(snapshot):
+        html = render_html(view)
+        if len(html.encode()) <= most:
+            return html
+    return compact_html(view)
 
 
 class TextView:

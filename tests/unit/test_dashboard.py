@@ -172,25 +172,30 @@ def test_the_final_state_is_left_as_ordinary_output(screen: Screen) -> None:
 
 def test_the_final_state_of_eight_devices_is_under_20_kb(screen: Screen) -> None:
     """With curves, failures and logs a notebook that is saved does not grow by much."""
-    curve = tuple(float(7 * point % 40) for point in range(40))
+    curve = tuple(1000.123 + 17.77 * point % 40 for point in range(40))
     failures = tuple(
         FailureView(model="m", index=i, error="ValueError: no" * 9, prompt="Once upon a time " * 4)
         for i in range(20)
     )
 
     def device(index: int, phase: Phase) -> DeviceView:
-        worker = replace(WORKER, phase=phase, failed=3, log="log " * 1000)
+        lost = f"CUDA out of memory on {index}: " + "tried to allocate " * 15
+        message = lost if phase == "failed" else ""
+        worker = replace(WORKER, phase=phase, failed=3, log="log " * 1000, message=message)
         curves: Any = {"memory_history": curve, "speed_history": curve}
         return replace(DEVICE, label=f"cuda:{index}", worker=worker, **curves)
 
-    for phase in ("idle", "running"):
-        job = replace(JOB, state="interrupted", failed=200, failures=failures)
+    notes = tuple(f"m could not be loaded: {'a long story ' * 20}{i}" for i in range(8))
+    for phase in ("idle", "running", "failed"):
+        job = replace(JOB, state="interrupted", failed=200, failures=failures, notes=notes)
         panel = Panel(Clock())
         panel.finish(Snapshot(job, tuple(device(index, phase) for index in range(8))))
         bundle, _ = screen.final[-1]
         assert sum(len(part.encode()) for part in bundle.values()) < 20_000
         assert "200 failed prompts" in bundle["text/html"]
-        assert "<b>#0</b> ValueError" in bundle["text/html"]
+        assert "<b>#4</b> ValueError" in bundle["text/html"]
+        assert re.search(r"and 1\d\d more</small>", bundle["text/html"])
+        assert "Log of cuda:0" in bundle["text/html"]
 
 
 def test_a_closed_panel_falls_back_to_text(
