@@ -99,8 +99,9 @@ class Fleet:
     def before(self, number: int) -> list[Worker]:
         """Who must be gone before the worker of that number can start."""
         worker = self._workers.get(number)
-        waiting = worker is not None and worker.handle is None
-        return self._occupants(worker) if waiting and worker else []
+        if worker is None or worker.handle is not None:
+            return []
+        return self._occupants(worker)
 
     def retire(self, number: int) -> None:
         """Let a worker go: what it runs is finished first, within a limit."""

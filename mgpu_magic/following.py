@@ -54,12 +54,12 @@ def watch(look: Callable[[], Snapshot | None], observer: Observer, over: threadi
     """
 
     def show() -> None:
-        last = look()
-        while last is not None and not over.is_set():
-            if not shown(observer.update, last):
+        last = None
+        while not over.is_set() and (now := look()) is not None:
+            if not shown(observer.update, now):
                 return
+            last = now
             over.wait(WATCH_SECONDS)
-            last = look() or last
         if last is not None:
             shown(observer.finish, last)
 

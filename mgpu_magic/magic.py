@@ -346,8 +346,10 @@ class MultiGPU(Magics):
             offered = list(action.choices or (space if action.metavar == "NAME" else ()))
             for option in action.option_strings:
                 values[option] = None if action.nargs == 0 else offered
-        devices = [device.label.split(":")[1] for device in discover(os.environ, "all").devices]
-        values["--devices"] = ["all", "cpu", "cpu:2", *devices]
+        if "--devices" in event.text_until_cursor:  # else the driver need not be asked
+            devices = discover(os.environ, "all").devices
+            indices = [str(device.index) for device in devices]
+            values["--devices"] = ["all", "cpu", "cpu:2", *indices]
         loaded = [] if self._session is None else self._session.models
         return completions(event.text_until_cursor, Known(options=values, models=loaded))
 

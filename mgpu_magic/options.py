@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
 from mgpu_magic.functions import to_function
-from mgpu_magic.spec import JobSpec, ModelSpec
+from mgpu_magic.spec import BATCHING, JobSpec, ModelSpec
 
 if TYPE_CHECKING:
     from mgpu_magic.sendable import Function
@@ -221,7 +221,6 @@ class Options:
         raise SpecError(f"{where} is of type {type(own).__name__}; pass a dict, or one per prompt")
 
 
-BATCHING = ("transformers", "python")
 _MODEL_KEYS = (
     "model", "devices", "replicas", "tensor_parallel_size", "engine", "launcher", "task",
     "sampling", "prompts", "lora",

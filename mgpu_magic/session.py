@@ -16,6 +16,7 @@ an interrupt of the waiting thread never finds the state half changed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -95,7 +96,7 @@ class Session:
         self._last: Results | None = None
         self._sensors = Sensors()
         self._sampling = False
-        self._tails: dict[int, str] = {}  # of the logs, as they were shown
+        self._log_bytes: dict[int, int] = {}  # of the logs, as they were shown
         self._closed = False
         self._owner = os.getpid()
         atexit.register(self.close)
@@ -373,10 +374,11 @@ class Session:
         """Hand what the workers printed since to those who show it."""
         for worker in self._fleet:
             if worker.handle is not None:
-                tail = log_tail(worker.handle.log)
-                if self._tails.get(worker.number) != tail:
-                    self._tails[worker.number] = tail
-                    self._progress.logged(worker.number, tail)
+                with contextlib.suppress(OSError):  # not there yet
+                    size = worker.handle.log.stat().st_size
+                    if self._log_bytes.get(worker.number, 0) != size:
+                        self._log_bytes[worker.number] = size
+                        self._progress.logged(worker.number, log_tail(worker.handle.log))
 
     def _on_readings(self, readings: Mapping[str, Reading]) -> None:
         self._loop.post(lambda: self._progress.read(readings))

@@ -23,6 +23,8 @@ from mgpu_magic.sendable import plain
 
 EngineName = Literal["vllm", "transformers", "python", "echo"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+BATCHING: tuple[EngineName, ...] = ("transformers", "python")
+"""The engines that make their batches as `batch_size` says, on one device each."""
 Task = Literal["generate", "classify", "embed", "score"]
 TASKS: tuple[Task, ...] = get_args(Task)
 LauncherName = Literal["process", "thread"]
@@ -167,7 +169,7 @@ class ModelSpec:
         for name, fix in _REFUSED_ENGINE_ARGS.items():
             if name in self.engine_args:
                 raise SpecError(f"engine_args[{name!r}] cannot be set: {fix}")
-        if self.engine in ("transformers", "python") and "batch_size" in self.engine_args:
+        if self.engine in BATCHING and "batch_size" in self.engine_args:
             _positive("batch_size", self.engine_args["batch_size"])
         self._check_devices()
 
@@ -191,7 +193,7 @@ class ModelSpec:
                 "lora is loaded together with a model, and this one is built already; load the "
                 "adapter where you build it: peft.PeftModel.from_pretrained(model, lora)"
             )
-        if self.engine in ("transformers", "python") and self.tensor_parallel_size != 1:
+        if self.engine in BATCHING and self.tensor_parallel_size != 1:
             raise SpecError(
                 f"tensor_parallel_size is vLLM's; engine {self.engine!r} has one device per copy"
             )

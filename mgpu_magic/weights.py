@@ -76,12 +76,12 @@ def with_adapters(model: ModelSpec, prepared: Prepared) -> tuple[ModelSpec, Prep
     Raises:
         SpecError: There is no such adapter, its rank does not fit, or the engine cannot have it.
     """
-    named = {request.lora for request in prepared.requests} - {None}
-    if not named:
+    asked = {request.lora for request in prepared.requests}
+    paths = {name: _adapter(name) for name in asked if name is not None}
+    if not paths:
         return model, prepared
-    paths = {str(name): _adapter(str(name)) for name in named}
     if model.engine == "transformers":
-        if len({request.lora for request in prepared.requests}) > 1:
+        if len(asked) > 1:
             raise SpecError(
                 f"model {model.name!r}: transformers loads one adapter per model; give each "
                 "adapter its own name in `models`"
