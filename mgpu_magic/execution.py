@@ -309,15 +309,11 @@ class Execution:
     # --- the verdict -------------------------------------------------------------------------
 
     def _error(self, results: Results) -> BaseException | None:
-        sets = [results] if isinstance(results, ResultSet) else list(results.values())
+        sets = _sets(results)
         prompts = sum(map(len, sets))
         failures = [failure for one in sets for failure in one.failures]
         if self._stopped:
-            return JobInterrupted(
-                f"stopped with {prompts - len(failures)} of {prompts} prompts answered; they are "
-                "in the `results` of this exception, and in a notebook in `%multigpu last`.",
-                results=results,
-            )
+            return interrupted(results)
         if not failures or len(failures) < prompts:
             return None
         for model, death in self._scheduler.failed_models.items():
@@ -340,6 +336,21 @@ class Execution:
             return None
         trace = failures[0].error.traceback
         return EngineError(text, kind=kind, traceback=trace, results=results)
+
+
+def interrupted(results: Results) -> JobInterrupted:
+    """What a job raises that was stopped with these results."""
+    prompts = sum(map(len, _sets(results)))
+    failures = sum(len(one.failures) for one in _sets(results))
+    return JobInterrupted(
+        f"stopped with {prompts - failures} of {prompts} prompts answered; they are in the "
+        "`results` of this exception, and in a notebook in `%multigpu last`.",
+        results=results,
+    )
+
+
+def _sets(results: Results) -> list[ResultSet]:
+    return [results] if isinstance(results, ResultSet) else list(results.values())
 
 
 def _load_error(model: str, death: Death, results: Results) -> ReportedError:

@@ -7,6 +7,7 @@ loop ── ask(pids, tell) ──> thread ── monitor.read ──> tell(read
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from functools import partial
@@ -49,11 +50,12 @@ class Sensors:
 
     def read(self, pids: Pids, tell: Tell) -> None:
         """Have them read, and wait for it; not for ever, where a driver hangs."""
-        told = threading.Event()
+        told: queue.SimpleQueue[None] = queue.SimpleQueue()  # an interrupt leaves no lock taken
         if self._monitor is not None:
             self._asked.put(partial(_read, self._monitor, pids, tell))
-            self._asked.put(told.set)
-            told.wait(WAIT_SECONDS)
+            self._asked.put(partial(told.put, None))
+            with contextlib.suppress(queue.Empty):
+                told.get(timeout=WAIT_SECONDS)
 
     def close(self) -> None:
         """End the thread, once it has answered."""

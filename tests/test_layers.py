@@ -34,6 +34,7 @@ KERNEL = (
         "functions",
         "lifecycle",
         "placement",
+        "presses",
         "prompts",
         "rates",
         "snapshot",
