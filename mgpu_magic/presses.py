@@ -83,9 +83,12 @@ class Presses:
         return time.monotonic() >= self._overdue_at
 
     @contextmanager
-    def breaking(self) -> Iterator[None]:
-        """Around foreign code: where that hangs a press raises a KeyboardInterrupt in it."""
-        self._hangs_at = time.monotonic() + HANG_SECONDS
+    def breaking(self, seconds: float = HANG_SECONDS) -> Iterator[None]:
+        """Around foreign code: from then on a press raises a KeyboardInterrupt in it as well.
+
+        Python drops what is raised in a finalizer; the end of the block does not.
+        """
+        self._hangs_at = time.monotonic() + seconds
         try:
             yield
         finally:

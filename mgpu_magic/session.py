@@ -78,6 +78,7 @@ class Session:
 
     def __init__(self, devices: Any = "all", *, launcher: Launcher | None = None) -> None:
         self._devices = device_text(devices) or "all"
+        self._closed = True
         try:
             with Presses():
                 self._open(launcher)
@@ -106,8 +107,8 @@ class Session:
         self._sensors = Sensors()
         self._sampling = False
         self._log_bytes: dict[int, int] = {}  # of the logs, as they were shown
-        self._closed = False
         self._owner = os.getpid()
+        self._closed = False
         atexit.register(self._close_at_exit)
 
     # --- for everyone ------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        begin = partial(self._begin, prepare(job, self._devices), run)
+        begin = partial(self._begin, self._prepared(job), run)
         with Presses(partial(self._on_press, run), partial(self._interrupted, run)) as presses:
             try:
                 self._loop.call(begin)
@@ -158,7 +159,7 @@ class Session:
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        begin = partial(self._begin, prepare(job, self._devices), run)
+        begin = partial(self._begin, self._prepared(job), run)
         try:
             with Presses():
                 self._loop.call(begin)
@@ -258,6 +259,10 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _prepared(self, job: JobSpec) -> Preparation:
+        with Presses() as presses, presses.breaking(0):  # prompts can be slow code of the user's
+            return prepare(job, self._devices)
 
     # --- a job, run by the loop --------------------------------------------------------------
 
