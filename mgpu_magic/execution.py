@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+from mgpu_magic.advice import memory_advice
 from mgpu_magic.cells import prompt_text
+from mgpu_magic.devices import free_host_bytes
 from mgpu_magic.ensemble import Ensemble
 from mgpu_magic.errors import (
     EngineError,
@@ -36,10 +38,22 @@ from mgpu_magic.lifecycle import (
     SubmitTo,
     WorkerState,
 )
-from mgpu_magic.messages import Abort, Event, Exited, Load, Loading, Outcomes, Ready, Submit
+from mgpu_magic.messages import (
+    Abort,
+    Event,
+    Exited,
+    Hung,
+    Load,
+    Loading,
+    Outcomes,
+    Ready,
+    Started,
+    Submit,
+)
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.watchdog import Patience, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,13 +65,14 @@ if TYPE_CHECKING:
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.spec import JobSpec
+    from mgpu_magic.spec import JobSpec, WorkerSpec
 
     Results: TypeAlias = "ResultSet | Ensemble"
 
 log = logging.getLogger("mgpu_magic")
 
 PATIENCE_SECONDS = 5.0  # for a device to become free, before the cell says what it waits for
+WATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,7 @@ class Execution:
         progress: Told of everything.
         later: `later(seconds, act)` has the loop call `act` after that time.
         parallel_loads: How many workers may load at the same time.
+        sizes: Bytes of the weights by model name, where known.
     """
 
     def __init__(
@@ -111,6 +127,7 @@ class Execution:
         progress: Progress,
         later: Later,
         parallel_loads: int,
+        sizes: Mapping[str, int | None],
     ) -> None:
         self._number = number
         self._job = job
@@ -119,6 +136,7 @@ class Execution:
         self._fleet = fleet
         self._progress = progress
         self._later = later
+        self._sizes = sizes
         self._collectors = {name: Collector(p.originals) for name, p in prepared.items()}
         self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
             name: bytearray(len(p.requests)) for name, p in prepared.items()
@@ -139,6 +157,9 @@ class Execution:
             ),
         )
         self._first_grant: float | None = None
+        self._watchdog = Watchdog()
+        self._watched_at = time.monotonic()
+        self._hung: dict[int, Hung] = {}  # and not started again yet
 
     @property
     def done(self) -> bool:
@@ -152,12 +173,20 @@ class Execution:
         for seat in self._seats.values():
             if seat.warm is not None:
                 self._assign(seat)
+                self._watchdog.watch(seat.number, self._patience(seat.number), seat.warm.stage)
         self._perform(self._scheduler.begin())
+        self._later(WATCH_SECONDS, self._watch)
 
     def handle(self, worker: int, event: Event) -> None:
         """A worker of the session says something."""
         if worker not in self._seats:
             return
+        hung = self._hung.get(worker)
+        if hung is not None and not hung.killable:  # given up: what it still says is too late
+            return
+        if isinstance(event, Started):
+            self._watchdog.watch(worker, self._patience(worker), "starting")
+        self._watchdog.heard(worker, event)
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
@@ -170,7 +199,9 @@ class Execution:
             return
         if isinstance(event, Exited) and StartWorker(worker) in actions:
             label = self._seats[worker].placed.spec.label
-            self._progress.note(f"{label} was lost ({event.reason}) and started again.")
+            why = hung.reason if hung else event.reason
+            self._hung.pop(worker, None)
+            self._progress.note(f"{label} was lost ({why}) and started again.")
         self._perform(actions, worker if isinstance(event, Outcomes) else None)
 
     def stop(self) -> None:
@@ -234,6 +265,7 @@ class Execution:
             match action:
                 case StartWorker(worker):
                     self._assign(self._seats[worker])
+                    self._watchdog.watch(worker, self._patience(worker), "waiting")
                     self._fleet.start(worker, self._seats[worker].placed.spec)
                     self._later(PATIENCE_SECONDS, partial(self._name_occupants, worker))
                 case GrantLoad(worker, delay):
@@ -274,6 +306,7 @@ class Execution:
     def _grant(self, worker: int) -> None:
         if not self.done:  # else the next job grants it
             self._send(worker, Load())
+            self._watchdog.granted(worker)
             self._progress.apply(worker, Loading("loading"))
 
     def _name_occupants(self, worker: int) -> None:
@@ -285,6 +318,46 @@ class Execution:
                     ", a thread, which ends after its batch or load; if never, restart the kernel"
                 )
             self._progress.note(f"{what}.")
+
+    # --- workers that hang -------------------------------------------------------------------
+
+    def _patience(self, worker: int) -> Patience:
+        return Patience.of(self._seats[worker].placed.spec.engine, self._job.hang_timeout)
+
+    def _holder(self, worker: int) -> WorkerSpec | None:
+        """Who cannot be made to leave the devices that this worker has, or waits for."""
+        for other in self._fleet.before(worker):
+            return other.spec
+        spec = self._seats[worker].placed.spec
+        return spec if spec.launcher == "thread" else None
+
+    def _watch(self) -> None:
+        if self.done:
+            return
+        now = time.monotonic()
+        # No more than it can have been, had the kernel not been suspended itself.
+        seconds = min(now - self._watched_at, 2 * WATCH_SECONDS)
+        self._watched_at = now
+        for worker, reason in list(self._watchdog.tick(seconds, self._scheduler.in_flight)):
+            self._end_hung(worker, reason)
+        self._later(WATCH_SECONDS, self._watch)
+
+    def _end_hung(self, worker: int, reason: str) -> None:
+        holder = self._holder(worker)
+        hung = Hung(f"{reason}, and was killed")
+        if holder is not None:
+            thread = holder.launcher == "thread"
+            what = "a thread cannot be killed" if thread else "its process does not end"
+            text = f"{reason}: {holder.model_label} holds {holder.label}, and {what}"
+            hung = Hung(f"{text}; restart the kernel to use that device again", killable=False)
+        self._hung[worker] = hung
+        self._progress.apply(worker, hung)
+        self._perform(self._scheduler.handle(worker, hung))
+        if hung.killable:
+            self._fleet.end(worker)  # its end is told like any other
+        else:
+            self._fleet.kill(worker)
+            self._perform(self._scheduler.handle(worker, Exited(None, None)))
 
     def _send(self, worker: int, command: Load | Submit | Abort) -> None:
         if (living := self._fleet.get(worker)) is not None:
@@ -317,8 +390,17 @@ class Execution:
         if not failures or len(failures) < prompts:
             return None
         for model, death in self._scheduler.failed_models.items():
-            return _load_error(model, death, results)
+            return _load_error(model, death, results, self._advice(model, death))
         return self._common_error(failures, results)
+
+    def _advice(self, model: str, death: Death) -> str:
+        spec = next(s.placed.spec for s in self._seats.values() if s.placed.model == model)
+        return memory_advice(
+            death,
+            spec,
+            weights_bytes=self._sizes.get(model),
+            free_host_bytes=free_host_bytes(),
+        )
 
     def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
         """Where different prompts all failed alike the cause is not in them: one error, not n."""
@@ -353,8 +435,8 @@ def _sets(results: Results) -> list[ResultSet]:
     return [results] if isinstance(results, ResultSet) else list(results.values())
 
 
-def _load_error(model: str, death: Death, results: Results) -> ReportedError:
-    message = f"{model} could not be loaded on {death.reason}"
+def _load_error(model: str, death: Death, results: Results, advice: str) -> ReportedError:
+    message = "\n".join(filter(None, (f"{model} could not be loaded on {death.reason}", advice)))
     tail = death.exited.log_tail
     if death.error is None:
         return WorkerStartError(message, log_tail=tail, results=results)

@@ -25,7 +25,6 @@ from mgpu_magic.errors import ProtocolError
 from mgpu_magic.lifecycle import (
     FAILED,
     LOADING,
-    LOST,
     NEW,
     READY,
     STARTING,
@@ -48,6 +47,7 @@ from mgpu_magic.messages import (
     Exited,
     Fatal,
     Hello,
+    Hung,
     Loading,
     Outcomes,
     Ready,
@@ -77,7 +77,8 @@ class _Worker:
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False  # what is in flight is a group of suspects
     weights: bool = False  # they are loaded: what follows needs no more of the host's memory
-    losses: int = 0  # in a row, without an outcome in between
+    losses: float = 0  # in a row, without an outcome in between; infinite: it cannot be replaced
+    hung: bool = False
     error: RemoteError | None = None
 
     @property
@@ -99,6 +100,13 @@ class _Model:
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
     was_ready: bool = False
+    failed_loads: list[Death] = field(default_factory=list)
+
+    @property
+    def cannot_load(self) -> bool:
+        """Whether two devices say the same: one that fails alone may be to blame itself."""
+        kinds = [death.error and death.error.kind for death in self.failed_loads]
+        return len(set(kinds)) < len(kinds)
 
     def mean_pace(self) -> float:
         paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
@@ -230,7 +238,11 @@ class Scheduler:
             case Started() | Hello() | Stats() | Stopped():
                 return []
             case Fatal(error):
-                this.error = error
+                this.error = this.error or error
+                return []
+            case Hung(reason, killable):
+                this.error, this.hung = RemoteError("WorkerHung", reason), True
+                this.losses += 0 if killable else math.inf
                 return []
             case Loading(stage):
                 this.imported |= stage == "imported"
@@ -292,7 +304,7 @@ class Scheduler:
 
     def _start(self, worker: _Worker) -> StartWorker:
         self._move(worker, StartWorker)
-        worker.imported, worker.weights, worker.error = False, False, None
+        worker.imported, worker.weights, worker.hung, worker.error = False, False, False, None
         return StartWorker(worker.id)
 
     def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
@@ -410,24 +422,32 @@ class Scheduler:
         death = Death(worker.label, worker.error, exited)
         actions = self._suspect(worker, death)
         worker.losses += 1
-        if worker.state is LOST and model.unresolved and worker.losses <= self._budget(worker):
+        if model.unresolved and worker.losses <= self._budget(worker):
             self.restarts += 1
             return [*actions, self._start(worker), *self._fill(model)]
         if worker.state is FAILED or model.unresolved:
             self.failed[worker.id] = death
-        if model.unresolved and not model.was_ready:
-            self.failed_models[model.name] = death
+        if worker.state is FAILED:
+            model.failed_loads.append(death)
+        others = any(other.blocks for other in model.workers)
+        if model.unresolved and not model.was_ready and (model.cannot_load or not others):
+            death = self.failed_models[model.name] = model.failed_loads[0]
             actions += self._retire(model.workers)
             kind = death.error.kind if death.error else "WorkerStartError"
             what = f"{model.name!r} could not be loaded on {death.reason}"
             actions += self._give_up(model, kind, what)
-        elif not any(other.blocks for other in model.workers):
+        elif not others:
             what = f"no worker is left for {model.name!r}; {death.reason}"
             actions += self._give_up(model, "WorkerLost", what)
         return actions + self._start_due() + self._grant_due() + self._fill(model)
 
     def _budget(self, worker: _Worker) -> int:
-        """A few losses by chance, and twice those that it takes to halve a batch down to one."""
+        """A few losses by chance, and twice those that it takes to halve a batch down to one.
+
+        A failed load would fail again; one that hung is tried once more.
+        """
+        if worker.state is FAILED:
+            return 1 if worker.hung else 0
         if self._restart_budget is not None:
             return self._restart_budget
         return 8 + 2 * worker.capacity.bit_length()

@@ -21,12 +21,9 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
-import tempfile
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.devices import Discovery, discover
@@ -43,6 +40,7 @@ from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.presses import Presses
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
+from mgpu_magic.scratch import Scratch, shorten, sweep
 from mgpu_magic.sensors import Sensors
 
 if TYPE_CHECKING:
@@ -87,8 +85,10 @@ class Session:
             raise
 
     def _open(self, launcher: Launcher | None) -> None:
-        self._logs = Path(tempfile.mkdtemp(prefix="mgpu_magic-"))
+        self._scratch = Scratch()
+        self._logs = self._scratch.path
         self._loop = Loop("mgpu-session", self._fail)
+        self._loop.post(sweep)
         self._worker_numbers = itertools.count()
         self._job_numbers = itertools.count(1)
         self._fleet = Fleet(
@@ -243,7 +243,7 @@ class Session:
                 atexit.unregister(self._close_at_exit)
                 self._sensors.close()
                 self._loop.close()
-                shutil.rmtree(self._logs, ignore_errors=True)
+                self._scratch.close()
 
     def _close_at_exit(self) -> None:
         with contextlib.suppress(KeyboardInterrupt):  # that is what we are doing
@@ -279,6 +279,7 @@ class Session:
             progress=self._progress,
             later=self._loop.later,
             parallel_loads=prepared.parallel_loads,
+            sizes=prepared.sizes,
         )
         self._current = execution, run
         if not self._sampling:
@@ -425,6 +426,7 @@ class Session:
                     if self._log_bytes.get(worker.number, 0) != size:
                         self._log_bytes[worker.number] = size
                         self._progress.logged(worker.number, log_tail(worker.handle.log))
+                        shorten(worker.handle.log, size)
 
     def _on_readings(self, readings: Mapping[str, Reading]) -> None:
         self._loop.post(lambda: self._progress.read(readings))

@@ -22,7 +22,7 @@ SOURCE = Path(mgpu_magic.__file__).parent
 
 # The parts (modules, and packages with all their modules), lowest first. A part may import what
 # stands in the lines before its own. Kernel and worker share DATA.
-DATA = ({"errors", "outcomes"}, {"sendable"}, {"spec"}, {"messages"})
+DATA = ({"errors", "outcomes", "process_group"}, {"sendable"}, {"spec"}, {"messages"})
 KERNEL = (
     *DATA,
     {
@@ -37,10 +37,11 @@ KERNEL = (
         "presses",
         "prompts",
         "rates",
+        "scratch",
         "snapshot",
         "tables",
     },
-    {"columns", "markup", "options", "scheduler", "tracked", "views"},
+    {"advice", "columns", "markup", "options", "scheduler", "tracked", "views", "watchdog"},
     {"pictures"},
     {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},

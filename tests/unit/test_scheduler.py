@@ -25,6 +25,7 @@ from mgpu_magic.messages import (
     Exited,
     Fatal,
     Hello,
+    Hung,
     Loading,
     Outcomes,
     Ready,
@@ -54,6 +55,7 @@ EVENTS: dict[type, Event] = {
     Fatal: Fatal(RemoteError("ValueError", "no such model")),
     Stopped: Stopped(),
     Exited: CRASH,
+    Hung: Hung("it hung"),
 }
 
 
@@ -366,14 +368,16 @@ def test_a_device_whose_worker_failed_does_not_wait_for_the_others() -> None:
 # --- failing to start ------------------------------------------------------------------------
 
 
-def test_a_model_that_cannot_load_fails_at_once_with_its_own_error() -> None:
+def test_a_model_that_two_devices_cannot_load_fails_with_its_own_error() -> None:
     """Its other replicas end, its prompts fail with the cause, other models go on."""
-    job = scheduler(on(0), on(1), on(2, "other"), m=2, other=1)
+    job = scheduler(on(0), on(1), on(3), on(2, "other"), m=2, other=1)
     job.begin()
     job.handle(0, IMPORTED)
     assert job.handle(0, EVENTS[Fatal]) == []
-    actions = job.handle(0, Exited(1, None, "the log"))
-    assert actions[0] == Retire(1)
+    assert job.handle(0, Exited(1, None, "the log")) == []
+    job.handle(1, EVENTS[Fatal])
+    actions = job.handle(1, Exited(1, None, "another log"))
+    assert actions[0] == Retire(3)
     assert [f.index for f in failures(actions)] == [0, 1]
     assert {f.error.kind for f in failures(actions)} == {"ValueError"}
     assert "cpu:0: ValueError: no such model" in failures(actions)[0].error.message
@@ -383,6 +387,32 @@ def test_a_model_that_cannot_load_fails_at_once_with_its_own_error() -> None:
     assert not job.done
     load(job, 2)
     job.handle(2, answers(0))
+    assert job.done
+
+
+def test_one_device_that_cannot_load_is_not_the_models_fault() -> None:
+    """Its memory may be taken, say: the others load all the same."""
+    job = scheduler(on(0), on(1), m=2)
+    job.begin()
+    job.handle(1, IMPORTED)
+    job.handle(0, IMPORTED)
+    job.handle(1, Fatal(RemoteError("OutOfMemoryError", "2 GiB free")))
+    assert job.handle(1, Exited(1, None)) == [GrantLoad(0, 0.0)]
+    job.handle(0, Ready(2, 1.0))
+    job.handle(0, answers(0, 1))
+    assert job.done
+    assert job.failed[1].reason == "cpu:1: OutOfMemoryError: 2 GiB free"
+
+
+def test_two_devices_that_fail_differently_are_told_by_the_first() -> None:
+    """When nobody is left the first cause is shown."""
+    job = scheduler(on(0), on(1), m=1)
+    job.begin()
+    job.handle(0, Exited(None, "SIGKILL"))
+    job.handle(1, EVENTS[Fatal])
+    (failure,) = failures(job.handle(1, Exited(1, None)))
+    assert failure.error.kind == "WorkerStartError"
+    assert job.failed_models["m"].exited == Exited(None, "SIGKILL")
     assert job.done
 
 
@@ -512,6 +542,46 @@ def test_a_worker_that_dies_when_its_model_is_finished_is_left_alone() -> None:
     job.handle(0, answers(0))
     assert job.handle(0, CRASH) == []
     assert (job.state(0), job.restarts, job.failed) == (LOST, 0, {})
+
+
+def test_a_worker_that_hangs_is_replaced_and_the_cause_told() -> None:
+    """It is started again like any other that was lost; what was in flight is tried again."""
+    job = scheduler(warm(0), m=2)
+    job.begin()
+    assert job.handle(0, Hung("no step for 9 s")) == []
+    assert job.handle(0, CRASH) == [StartWorker(0)]
+    load(job, 0)
+    job.handle(0, answers(0))
+    job.handle(0, Hung("no step for 9 s"))
+    (failure,) = failures(job.handle(0, CRASH))
+    assert failure.error.message.endswith("cpu:0: WorkerHung: no step for 9 s")
+    assert job.done
+
+
+def test_a_load_that_hangs_is_tried_once_more() -> None:
+    """A second time it has failed for good, and the job says why."""
+    job = scheduler(on(0), m=1)
+    job.begin()
+    job.handle(0, Hung("no news for 9 s"))
+    assert job.handle(0, CRASH) == [StartWorker(0)]
+    job.handle(0, Hung("no news for 9 s"))
+    (failure,) = failures(job.handle(0, CRASH))
+    assert failure.error == RemoteError(
+        "WorkerHung", "'m' could not be loaded on cpu:0: WorkerHung: no news for 9 s"
+    )
+    assert job.state(0) is FAILED
+
+
+def test_what_cannot_be_killed_is_not_replaced() -> None:
+    """A thread that hangs keeps its device; the others answer its prompts."""
+    job = scheduler(warm(0), warm(1), m=4)
+    job.begin()
+    job.handle(0, Hung("no step for 9 s", killable=False))
+    assert StartWorker(0) not in job.handle(0, Exited(None, None))
+    job.handle(1, answers(2, 3))
+    job.handle(1, answers(0, 1))
+    assert job.done
+    assert job.failed[0].reason == "cpu:0: WorkerHung: no step for 9 s"
 
 
 # --- the user's interrupt --------------------------------------------------------------------
