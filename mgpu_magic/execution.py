@@ -382,11 +382,11 @@ class Execution:
     # --- the verdict -------------------------------------------------------------------------
 
     def _error(self, results: Results) -> BaseException | None:
+        if self._stopped:
+            return interrupted(results)
         sets = _sets(results)
         prompts = sum(map(len, sets))
         failures = [failure for one in sets for failure in one.failures]
-        if self._stopped:
-            return interrupted(results)
         if not failures or len(failures) < prompts:
             return None
         for model, death in self._scheduler.failed_models.items():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
 
-STOP_SECONDS = 4.0  # from the first press to the end of the block, whatever hangs
+STOP_SECONDS = 4.5  # from the first press to the end of the block, whatever hangs
 HANG_SECONDS = 1.0  # of foreign code, which a press breaks then
 
 
@@ -84,10 +84,7 @@ class Presses:
 
     @contextmanager
     def breaking(self, seconds: float = HANG_SECONDS) -> Iterator[None]:
-        """Around foreign code: from then on a press raises a KeyboardInterrupt in it as well.
-
-        Python drops what is raised in a finalizer; the end of the block does not.
-        """
+        """Around foreign code: after so long a press raises a KeyboardInterrupt in it as well."""
         self._hangs_at = time.monotonic() + seconds
         try:
             yield
@@ -104,5 +101,15 @@ class Presses:
                 self._overdue_at = now + STOP_SECONDS
             self.count += 1
             self._act(self.count)
-            if hangs:
+            if hangs and not _finalizes(frame):  # Python prints what is raised there, and goes on
                 raise
+
+
+def _finalizes(frame: FrameType | None) -> bool:
+    """Whether this is called by the garbage collector, as is likely where it takes long."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "__del__" or module in ("_weakrefset", "weakref"):
+            return True
+        frame = frame.f_back
+    return False

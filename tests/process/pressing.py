@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PROMPTS = [f"p {i}" for i in range(40)]
 TIMES = {"once": (0.0,), "five times": (0.0, 0.001, 0.005, 0.1, 0.3)}
 
+STEADY = {"delay": 0.01, "delay_per_character": 0.001}
+
 Reached = threading.Event
 
 
@@ -46,7 +48,7 @@ class Stage:
     Attributes:
         begun: Whether the job has begun then, and results exist.
         at: Whether a snapshot shows that it is reached; None: the prompts or the view say so.
-        args: Engine arguments.
+        args: Engine arguments; where they are not the usual ones, of new workers.
         options: Of the job.
         prompts: Makes them.
         view: Seconds that the first and the last drawing take.
@@ -54,7 +56,7 @@ class Stage:
 
     at: Callable[[Snapshot], bool] | None = None
     begun: bool = True
-    args: dict[str, float] = field(default_factory=dict)
+    args: dict[str, float] = field(default_factory=lambda: STEADY)
     options: dict[str, Any] = field(default_factory=dict)
     prompts: Callable[[Reached], object] = lambda reached: PROMPTS
     view: tuple[float, float] = (0, 0)
@@ -77,21 +79,18 @@ def many_prompts(reached: Reached) -> list[str]:
 STAGES = {
     "a slow generator": Stage(begun=False, prompts=slow_prompts),
     "many prompts": Stage(begun=False, prompts=many_prompts),
-    "importing": Stage(at=lambda now: "importing" in phases_of(now), args={"import_delay": 0.4}),
-    "waiting to load": Stage(
-        at=lambda now: {"running", "waiting to load"} <= phases_of(now),
-        args={"delay": 0.02},
-        options={"stagger": 0.6},
-    ),
-    "loading": Stage(at=lambda now: "loading" in phases_of(now), args={"load_delay": 0.4}),
-    "first display": Stage(args={"delay": 0.02}, view=(0.2, 0)),
-    "running": Stage(at=lambda now: now.job.done >= 3, args={"delay": 0.02}),
+    "first display": Stage(view=(0.2, 0)),
+    "running": Stage(at=lambda now: now.job.done >= 3),
     "the tail": Stage(
-        at=lambda now: now.job.done == 40,
-        args={"delay_per_character": 0.001},
-        prompts=lambda reached: [*PROMPTS, "p" * 400],
+        at=lambda now: now.job.done == 40, prompts=lambda reached: [*PROMPTS, "p" * 400]
     ),
     "last display": Stage(view=(0, 0.2)),
+    "importing": Stage(at=lambda now: "importing" in phases_of(now), args={"import_delay": 0.4}),
+    "waiting to load": Stage(
+        at=lambda now: now.job.done >= 3 and "waiting to load" in phases_of(now),
+        options={"stagger": 0.5},
+    ),
+    "loading": Stage(at=lambda now: "loading" in phases_of(now), args={"load_delay": 0.4}),
 }
 
 
@@ -108,8 +107,6 @@ class View:
             self._reached.set()
             time.sleep(self._stage.view[0])
         self._first = False
-        if self._stage.at is not None and self._stage.at(snapshot):
-            self._reached.set()
 
     def finish(self, snapshot: Snapshot) -> None:
         if self._stage.view[1]:
@@ -117,36 +114,62 @@ class View:
             time.sleep(self._stage.view[1])
 
 
-def press(reached: Reached, group: bool, times: tuple[float, ...], told: dict[str, Any]) -> None:
-    """Interrupt as often as that, once the stage is reached."""
-    reached.wait(20)
-    time.sleep(random.random() * 0.02)
-    told["workers"], told["at"] = workers(), time.monotonic()
-    for after in times:
-        time.sleep(max(0.0, told["at"] + after - time.monotonic()))
-        if group:
-            os.killpg(0, signal.SIGINT)
-        else:
-            os.kill(os.getpid(), signal.SIGINT)
+class Presser(threading.Thread):
+    """Interrupts this process, or its group, once the stage is reached.
+
+    Attributes:
+        reached: Set where no snapshot shows it.
+        at: When it first did.
+        workers: Those that lived then.
+    """
+
+    def __init__(
+        self, session: Session, stage: Stage, *, group: bool, times: tuple[float, ...]
+    ) -> None:
+        super().__init__()
+        self.reached = Reached()
+        self.at = float("inf")
+        self.workers: set[int] = set()
+        self._session = session
+        self._stage = stage
+        self._group = group
+        self._times = times
+
+    def run(self) -> None:
+        while not self._is_reached():
+            time.sleep(0.005)
+        time.sleep(random.random() * 0.02)
+        self.workers, self.at = workers(), time.monotonic()
+        for after in self._times:
+            time.sleep(max(0.0, self.at + after - time.monotonic()))
+            if self._group:
+                os.killpg(0, signal.SIGINT)
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _is_reached(self) -> bool:
+        if self._stage.at is None:
+            return self.reached.is_set()
+        now = self._session._look()
+        return now.job.state == "running" and self._stage.at(now)
 
 
 def interrupted(
     session: Session, stage: Stage, launcher: str, *, group: bool, times: tuple[float, ...]
 ) -> dict[str, Any]:
     """Interrupt one job; returns what came of it, and of the next."""
-    reached, told = Reached(), dict[str, Any]()
-    presser = threading.Thread(target=press, args=(reached, group, times, told))
-    presser.start()
     options = {"engine_args": stage.args, "launcher": launcher, **stage.options}
-    prompts = stage.prompts(reached)
+    presser = Presser(session, stage, group=group, times=times)
+    prompts = stage.prompts(presser.reached)
+    presser.start()
     error: BaseException | None = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        session.run(job(prompts, **options), View(stage, reached))
+        session.run(job(prompts, **options), View(stage, presser.reached))
     except BaseException as caught:  # noqa: BLE001  # that is what is asked
         error = caught
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    seconds = time.monotonic() - told.get("at", float("-inf"))
+    seconds = time.monotonic() - presser.at
     last = session.last
     presser.join()
     results = session.run(job(["x", "y z"], **options))
@@ -159,7 +182,7 @@ def interrupted(
         "texts": [] if kept is None else kept.texts,
         "kinds": [] if kept is None else sorted({one.error.kind for one in kept.failures}),
         "last": kept is None or last == kept,
-        "before": sorted(told["workers"]),
+        "before": sorted(presser.workers),
         "after": sorted(workers()),
         "next": results.texts,
     }
@@ -169,11 +192,12 @@ def main(launcher: str, times: str) -> None:
     """Print a row for each stage, once to the process and once to its group."""
     random.seed(5)
     rows = {}
-    for name, stage in STAGES.items():
+    with Session("cpu:2") as session:
         for group in (False, True):
-            with Session("cpu:2") as session:
-                if stage.args.keys() <= {"delay", "delay_per_character"} and not stage.options:
-                    session.run(job(["warm"] * 4, engine_args=stage.args, launcher=launcher))
+            session.run(job(["warm"] * 4, engine_args=STEADY, launcher=launcher))
+            for name, stage in STAGES.items():
+                if stage.args is not STEADY or stage.options:
+                    session.free()
                 rows[f"{name}, {'group' if group else 'alone'}"] = interrupted(
                     session, stage, launcher, group=group, times=TIMES[times]
                 )

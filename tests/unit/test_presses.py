@@ -168,13 +168,27 @@ def test_what_hangs_is_broken(
     assert block.count == 2
 
 
-def test_an_interrupt_that_python_drops_is_raised_later() -> None:
+class Pressing:
+    """Is interrupted when it is released."""
+
+    def __del__(self) -> None:
+        press()
+
+
+def suppressed() -> None:
+    """Foreign code that catches everything."""
+    with suppress(BaseException):
+        press()
+
+
+@pytest.mark.parametrize("drop", [Pressing, suppressed])
+def test_an_interrupt_that_python_drops_is_raised_later(drop: Callable[[], object]) -> None:
     """As one that falls into a finalizer or into a bare `except` of foreign code."""
 
-    def drop() -> None:
-        with block.breaking(0), suppress(BaseException):
-            press()
+    def break_() -> None:
+        with block.breaking(0):
+            drop()
 
     block = Presses()
     with pytest.raises(KeyboardInterrupt):
-        within(block, drop)
+        within(block, break_)
