@@ -61,7 +61,7 @@ BODY_NAMES = (
 
 _PLAIN_OPTIONS = (
     "seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "batch_size",
-    "regex",
+    "regex", "journal",
 )  # fmt: skip
 
 LINE_HELP = """\
@@ -141,6 +141,7 @@ class MultiGPU(Magics):
     @argument("--max-model-len", type=int, help="Tokens of prompt and answer together.")
     @argument("--gpu-memory-utilization", type=float, help="Part of each GPU's memory; 0.92.")
     @argument("--stagger", metavar="auto|SECONDS", help="Time between the loads of the workers.")
+    @argument("--journal", metavar="FILE", help="Keep each outcome; take those that it holds.")
     @argument("--background", action="store_true", help="Return at once; the panel goes on.")
     @argument("--no-panel", action="store_true", help="Show no progress.")
     @cell_magic("multigpu")

@@ -53,6 +53,8 @@ class Options:
         max_model_len: Engine argument: tokens of prompt and answer together.
         gpu_memory_utilization: Engine argument: part of a GPU's memory to use, 0 to 1.
         stagger: `"auto"`, or seconds between the loads.
+        journal: File to which each outcome is added as it comes; a job that is run again takes
+            from it what it answered already.
     """
 
     model: str | PathLike[str] | Mapping[str, Any] | None = None
@@ -80,6 +82,7 @@ class Options:
     max_model_len: int | None = None
     gpu_memory_utilization: float | None = None
     stagger: str | float | None = None
+    journal: str | PathLike[str] | None = None
 
     @classmethod
     def of(cls, **options: Any) -> Options:
@@ -134,6 +137,7 @@ class Options:
             stagger=_stagger(self.stagger),
             choices=_choices(self.choices),
             ensemble=self.models is not None,
+            journal=_journal(self.journal),
         )
 
     def _model(self, name: str, model: Any) -> ModelSpec:
@@ -165,7 +169,7 @@ class Options:
                 "batch_size is for the engines transformers and python; vLLM batches by itself, "
                 'up to engine_args["max_num_seqs"]'
             )
-        own.update(_functions(spec, functions))
+        own.update(_functions(spec, functions, told=self.journal is not None))
         _fill(spec, "tensor_parallel_size", self.tensor_parallel_size, f"model {name!r}")
         if "devices" in spec:
             spec["devices"] = _indices(name, spec["devices"])
@@ -227,7 +231,9 @@ _MODEL_KEYS = (
 )  # fmt: skip
 
 
-def _functions(spec: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Function]:
+def _functions(
+    spec: Mapping[str, Any], functions: Mapping[str, Any], *, told: bool
+) -> dict[str, Function]:
     """The functions that the python engine calls, as they travel to its workers."""
     engine = spec.get("engine", "vllm")
     if engine != "python":
@@ -241,7 +247,7 @@ def _functions(spec: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[st
     if functions["predict"] is None:
         raise SpecError("the python engine calls predict(state, batch); define it in the cell")
     return {
-        name: to_function(function, name, live=spec.get("launcher") == "thread")
+        name: to_function(function, name, live=spec.get("launcher") == "thread", told=told)
         for name, function in functions.items()
         if function is not None
     }
@@ -319,6 +325,14 @@ def _indices(name: str, devices: Any) -> tuple[int, ...]:
         raise SpecError(
             f"model {name!r}: devices is {devices!r}; pass device indices such as [0, 1]"
         ) from None
+
+
+def _journal(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | PathLike) or not isinstance(fspath(value), str):
+        raise SpecError(f"journal is {value!r}; pass the name of a file, such as answers.jsonl")
+    return fspath(value)
 
 
 def _stagger(value: Any) -> float | None:
