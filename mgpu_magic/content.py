@@ -166,7 +166,7 @@ class _Walk:
 
     def _code(self, code: CodeType) -> bytes:
         names = (
-            code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
+            code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
             code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
         )  # fmt: skip
         return self._all("code", (code.co_code, code.co_consts, names))
@@ -188,10 +188,10 @@ class _Walk:
             raise self._refusal(value, "a model in memory has no name that another kernel knows")
         try:
             reduce = copyreg.dispatch_table.get(type(value))
-            parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
+            parts: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
             if isinstance(parts, str):
                 return _hash("global", parts.encode())
-            make, args, state, items, pairs, *_ = (*parts, None, None, None, None)
+            make, args, state, items, pairs = (*parts, None, None, None)[:5]
             kept = (make, args, state, items and list(items), pairs and list(pairs))
         except Exception as error:  # pickling runs the code of the user's objects
             raise self._refusal(value, f"{type(error).__name__}: {error}") from error

@@ -66,7 +66,7 @@ def fields_of(outcome: Outcome) -> dict[str, Any]:
                 "task": outcome.task,
                 "values": _numbers(outcome.values),
                 "labels": outcome.labels,
-                "activation": outcome.activation,
+                "activation": "" if outcome.activation == "none" else outcome.activation,
                 "prompt_tokens": outcome.prompt_tokens,
                 "cut_tokens": outcome.cut_tokens,
             }
@@ -158,6 +158,8 @@ def _array(written: list[float] | str) -> array[float]:
         values = array("f")
         values.frombytes(base64.b64decode(written, validate=True))
         return values
+    if not isinstance(written, list):
+        raise TypeError(f"the values are {written!r}")
     return array("f", written)
 
 
