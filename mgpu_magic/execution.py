@@ -37,9 +37,11 @@ from mgpu_magic.lifecycle import (
     WorkerState,
 )
 from mgpu_magic.messages import Abort, Event, Exited, Load, Loading, Outcomes, Ready, Submit
+from mgpu_magic.redaction import redacted
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.weights import remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,6 +139,7 @@ class Execution:
                 for seat in seats
                 for device in seat.placed.spec.devices
             ),
+            remote={seat.placed.model for seat in seats if remote(seat.placed.spec)},
         )
         self._first_grant: float | None = None
 
@@ -161,7 +164,7 @@ class Execution:
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
-                self._progress.note(f"{self._seats[worker].placed.model}: {note}")
+                self._progress.note(f"{self._seats[worker].placed.model}: {redacted(note)}")
         try:
             actions = self._scheduler.handle(worker, event)
         except ProtocolError as error:
