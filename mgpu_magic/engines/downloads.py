@@ -13,6 +13,7 @@ module that knows the hub's library, which is imported inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -132,7 +133,9 @@ def _directory(wanted: Wanted, file: str, revision: str | None) -> Path | None:
     """The model's directory in the cache, if this file is in it."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(wanted.name, file, cache_dir=wanted.cache, revision=revision)
+    found = None
+    with contextlib.suppress(ValueError):  # no name of the hub
+        found = try_to_load_from_cache(wanted.name, file, cache_dir=wanted.cache, revision=revision)
     return Path(found).parents[file.count("/")] if isinstance(found, str) else None
 
 
