@@ -32,7 +32,9 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
         environ: What is set already.
         free_bytes: Free memory of the host, to be shared with the other workers.
     """
-    wanted: dict[str, str] = {}
+    # torch opens ports, even for one process: where this host is known by another name they must
+    # not be seen from outside.
+    wanted: dict[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
     on_cpu = spec.devices[0].kind == "cpu"
     own_process = spec.engine_args.get("engine_process", False if on_cpu else None)
     if own_process is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from process.living import run_script, workers
+from process.living import listening, run_script, workers
 from stub_hub import StubHub
 
 from engines import tiny_models
@@ -79,6 +79,7 @@ def test_two_replicas_download_once(
             time.sleep(0.02)
         results = run.result(1)
         assert isinstance(results, ResultSet)
+        assert [listening(pid) for pid in workers()] == [[], []]
         assert downloads(hub) == ONCE
         assert ("downloading", "waiting to load") in seen
         assert not [phases for phases in seen if phases.count("downloading") > 1]

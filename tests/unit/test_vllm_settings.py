@@ -28,13 +28,14 @@ def spec(*devices: Device, **changes: Any) -> WorkerSpec:
 
 
 def test_a_gpu_worker_keeps_the_variables_of_vllm() -> None:
-    """On a GPU vLLM decides itself, its engine process included."""
-    assert variables(spec(T4), {}, 8 * GIB) == {}
+    """On a GPU vLLM decides itself, its engine process included; its ports stay on this machine."""
+    assert variables(spec(T4), {}, 8 * GIB) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_a_cpu_worker_runs_in_one_process_on_its_cores() -> None:
     """On a CPU: no second process, no choice of other cores, a part of the memory."""
     assert variables(spec(CORES), {}, 20 * GIB) == {
+        "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "2,3",
         "VLLM_CPU_KVCACHE_SPACE": "2",
