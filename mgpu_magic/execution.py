@@ -50,10 +50,12 @@ from mgpu_magic.messages import (
     Started,
     Submit,
 )
+from mgpu_magic.redaction import redacted
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
 from mgpu_magic.watchdog import Patience, Watchdog
+from mgpu_magic.weights import remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,6 +167,7 @@ class Execution:
                 for seat in seats
                 for device in seat.placed.spec.devices
             ),
+            remote={seat.placed.model for seat in seats if remote(seat.placed.spec)},
         )
         self._first_grant: float | None = None
         self._watchdog = Watchdog()
@@ -211,7 +214,7 @@ class Execution:
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
-                self._progress.note(f"{self._seats[worker].placed.model}: {note}")
+                self._progress.note(f"{self._seats[worker].placed.model}: {redacted(note)}")
         try:
             actions = self._scheduler.handle(worker, event)
         except ProtocolError as error:
