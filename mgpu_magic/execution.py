@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.spec import JobSpec
+    from mgpu_magic.spec import JobSpec, Sampling
 
     Results: TypeAlias = "ResultSet | Ensemble"
 
@@ -123,6 +123,7 @@ class Execution:
         self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
             name: bytearray(len(p.requests)) for name, p in prepared.items()
         }
+        self._shared: dict[str, Sampling | None] = {}
         self._stopped = False
         self._scheduler = Scheduler(
             job=number,
@@ -217,7 +218,8 @@ class Execution:
         error = self._error(results)
         failed_models = self._scheduler.failed_models
         for name, death in failed_models.items():
-            self._progress.note(f"{name} could not be loaded: {death.reason}")
+            what = "" if death.of_sampling else " could not be loaded"
+            self._progress.note(f"{name}{what}: {death.reason}")
         for number, death in self._scheduler.failed.items():
             if self._seats[number].placed.model not in failed_models:
                 self._progress.note(f"the job went on without {death.reason}")
@@ -273,8 +275,16 @@ class Execution:
 
     def _grant(self, worker: int) -> None:
         if not self.done:  # else the next job grants it
-            self._send(worker, Load())
+            self._send(worker, Load(self._shared_sampling(self._seats[worker].placed.model)))
             self._progress.apply(worker, Loading("loading"))
+
+    def _shared_sampling(self, model: str) -> Sampling | None:
+        """What all prompts of the model have, where they have any."""
+        if model not in self._shared:
+            samplings = [request.sampling for request in self._prepared[model].requests]
+            same = all(sampling is samplings[0] for sampling in samplings)
+            self._shared[model] = samplings[0] if same and samplings[0].fields else None
+        return self._shared[model]
 
     def _name_occupants(self, worker: int) -> None:
         """Say whom a worker that cannot start yet waits for; a thread cannot be killed."""
@@ -336,13 +346,16 @@ class Execution:
         ((kind, message),) = errors
         text = f"all {len(failures)} prompts failed alike: {kind}: {message}"
         asked = [request.prompt for p in self._prepared.values() for request in p.requests]
-        if all(prompt == asked[0] for prompt in asked):
+        if not self._scheduler.refused and all(prompt == asked[0] for prompt in asked):
             return None
         trace = failures[0].error.traceback
         return EngineError(text, kind=kind, traceback=trace, results=results)
 
 
 def _load_error(model: str, death: Death, results: Results) -> ReportedError:
+    if death.of_sampling and death.error is not None:
+        text = f"{model}: {death.error.message} (nothing was loaded)"
+        return EngineError(text, kind=death.error.kind, results=results)
     message = f"{model} could not be loaded on {death.reason}"
     tail = death.exited.log_tail
     if death.error is None:

@@ -79,6 +79,7 @@ class _Worker:
     weights: bool = False  # they are loaded: what follows needs no more of the host's memory
     losses: int = 0  # in a row, without an outcome in between
     error: RemoteError | None = None
+    of_sampling: bool = False
 
     @property
     def label(self) -> str:
@@ -138,7 +139,8 @@ def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
 
     Then what is left for the end, when some workers have nothing more to do, is short.
     """
-    limits = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    given = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    limits = [limit if isinstance(limit, int) else math.inf for limit in given]  # or it is wrong
     if len(set(limits)) < 2:
         return requests
     return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
@@ -165,6 +167,7 @@ class Scheduler:
         restarts: Lost workers that were started again.
         failed: Workers that are gone for good: failed before ready, or lost beyond the budget.
         failed_models: Models that could not be loaded, with the death that showed it.
+        refused: Models whose engine refused what their prompts share.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class Scheduler:
         self.restarts = 0
         self.failed: dict[int, Death] = {}
         self.failed_models: dict[str, Death] = {}
+        self.refused: set[str] = set()
         self._models = {
             name: _Model(name, deque(longest_first(of_model)), len(of_model))
             for name, of_model in requests.items()
@@ -229,8 +233,8 @@ class Scheduler:
         match event:
             case Started() | Hello() | Stats() | Stopped():
                 return []
-            case Fatal(error):
-                this.error = error
+            case Fatal(error, of_sampling):
+                this.error, this.of_sampling = error, of_sampling
                 return []
             case Loading(stage):
                 this.imported |= stage == "imported"
@@ -293,6 +297,7 @@ class Scheduler:
     def _start(self, worker: _Worker) -> StartWorker:
         self._move(worker, StartWorker)
         worker.imported, worker.weights, worker.error = False, False, None
+        worker.of_sampling = False
         return StartWorker(worker.id)
 
     def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
@@ -366,11 +371,13 @@ class Scheduler:
         return SubmitTo(worker.id, requests)
 
     def _accept(self, worker: _Worker, reported: Outcomes) -> list[Action]:
-        known = [
-            outcome
-            for outcome in reported.outcomes
-            if reported.job == self._job and worker.in_flight.pop(outcome.index, None) is not None
-        ]
+        known: list[Outcome] = []
+        refused: dict[object, Failure] = {}  # by what they share with others
+        for outcome in reported.outcomes if reported.job == self._job else ():
+            if (request := worker.in_flight.pop(outcome.index, None)) is not None:
+                known.append(outcome)
+                if reported.alike and isinstance(outcome, Failure):
+                    refused[request.terms] = outcome
         self.dropped += len(reported.outcomes) - len(known)
         if not known:
             return []
@@ -378,8 +385,22 @@ class Scheduler:
         worker.losses = 0
         worker.pace += len(known)
         worker.alone = worker.alone and bool(worker.in_flight)
+        if refused:
+            known += self._spared(model, refused)
         actions = [self._record(model, known), *self._fill(model)]
         return actions if model.unresolved else actions + self._start_due()
+
+    def _spared(self, model: _Model, refused: Mapping[object, Failure]) -> list[Failure]:
+        """Failures of those that wait and would be refused for the same as these."""
+        self.refused.add(model.name)
+        waiting, model.pending = model.pending, deque[Request]()
+        spared = []
+        for request in waiting:
+            if (like := refused.get(request.terms)) is None:
+                model.pending.append(request)
+            else:
+                spared.append(Failure(request.index, like.error, model.deaths[request.index]))
+        return spared
 
     def _record(self, model: _Model, outcomes: Sequence[Outcome]) -> Record:
         model.unresolved -= len(outcomes)
@@ -407,7 +428,7 @@ class Scheduler:
         if worker.state is STOPPED:
             return []
         model = worker.model
-        death = Death(worker.label, worker.error, exited)
+        death = Death(worker.label, worker.error, exited, worker.of_sampling)
         actions = self._suspect(worker, death)
         worker.losses += 1
         if worker.state is LOST and model.unresolved and worker.losses <= self._budget(worker):
@@ -420,6 +441,8 @@ class Scheduler:
             actions += self._retire(model.workers)
             kind = death.error.kind if death.error else "WorkerStartError"
             what = f"{model.name!r} could not be loaded on {death.reason}"
+            if death.of_sampling and death.error is not None:
+                what = death.error.message
             actions += self._give_up(model, kind, what)
         elif not any(other.blocks for other in model.workers):
             what = f"no worker is left for {model.name!r}; {death.reason}"

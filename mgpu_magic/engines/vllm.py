@@ -20,6 +20,7 @@ from mgpu_magic.engines import EngineGone, Loaded
 from mgpu_magic.engines.vllm_choices import Choices
 from mgpu_magic.engines.vllm_pooling import pooling
 from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
+from mgpu_magic.engines.vllm_sampling import check_sampling, sampling_params
 from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Logprobs, Outcome
-    from mgpu_magic.spec import WorkerSpec
+    from mgpu_magic.spec import Sampling, WorkerSpec
 
 # Priorities of requests, the smaller the sooner: what follows about a prompt comes before other
 # prompts, as long as vLLM's prefix cache remembers this one. (Without the policy they do nothing.)
@@ -74,6 +75,10 @@ class VllmEngine:
         """See `Engine`."""
         os.environ.update(variables(self._spec, os.environ, free_host_bytes()))
         import vllm  # noqa: F401
+
+    def check(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        check_sampling(sampling.fields, self._spec)
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""
@@ -236,15 +241,10 @@ class Generation:
         )
 
     def _params(self, fields: dict[str, Any]) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
-        if not fields:
-            params = self._llm.get_default_sampling_params()  # the model's own, as LLM.generate
-        else:
-            if isinstance(constraint := fields.get("structured_outputs"), dict):
-                fields["structured_outputs"] = StructuredOutputsParams(**constraint)
-            params = SamplingParams(**fields)
+        # Without any, the model's own, as LLM.generate has it.
+        params = sampling_params(fields) if fields else self._llm.get_default_sampling_params()
         params.output_kind = RequestOutputKind.FINAL_ONLY
         return params
 
