@@ -40,6 +40,7 @@ from mgpu_magic.messages import Abort, Event, Exited, Load, Loading, Outcomes, R
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.weights import scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -331,8 +332,22 @@ class Execution:
         if not failures or len(failures) < prompts:
             return None
         for model, death in self._scheduler.failed_models.items():
-            return _load_error(model, death, results)
+            return _load_error(model, death, self._place(model, death), results)
         return self._common_error(failures, results)
+
+    def _place(self, model: str, death: Death) -> str:
+        """What the worker was given: its GPU, what that can do, and the scheme of the model."""
+        specs = [seat.placed.spec for seat in self._seats.values() if seat.placed.model == model]
+        spec = next(spec for spec in specs if spec.label == death.device)
+        gpu = spec.devices[0]
+        if gpu.kind != "cuda":
+            return death.device
+        words = [gpu.name]
+        if gpu.capability is not None:
+            words.append("compute capability {}.{}".format(*gpu.capability))
+        if not isinstance(spec.model, str) or (kind := scheme(spec.model, spec.engine_args)) == "":
+            return f"{death.device} ({', '.join(words)})"
+        return f"{death.device} ({', '.join(words)}; {kind})"
 
     def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
         """Where different prompts all failed alike the cause is not in them: one error, not n."""
@@ -352,11 +367,11 @@ class Execution:
         return EngineError(text, kind=kind, traceback=trace, results=results)
 
 
-def _load_error(model: str, death: Death, results: Results) -> ReportedError:
+def _load_error(model: str, death: Death, place: str, results: Results) -> ReportedError:
     if death.of_sampling and death.error is not None:
         text = f"{model}: {death.error.message} (nothing was loaded)"
         return EngineError(text, kind=death.error.kind, results=results)
-    message = f"{model} could not be loaded on {death.reason}"
+    message = f"{model} could not be loaded on {place}{death.reason.removeprefix(death.device)}"
     tail = death.exited.log_tail
     if death.error is None:
         return WorkerStartError(message, log_tail=tail, results=results)

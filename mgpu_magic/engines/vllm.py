@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.engines import EngineGone, Loaded
+from mgpu_magic.engines.vllm_causes import cause_told
 from mgpu_magic.engines.vllm_choices import Choices
 from mgpu_magic.engines.vllm_pooling import pooling
 from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
 from mgpu_magic.engines.vllm_sampling import check_sampling, sampling_params
-from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, variables
+from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, ports, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 
@@ -74,6 +75,7 @@ class VllmEngine:
     def prepare(self) -> None:
         """See `Engine`."""
         os.environ.update(variables(self._spec, os.environ, free_host_bytes()))
+        os.environ.update(ports(self._spec, os.environ, os.getppid()))
         import vllm  # noqa: F401
 
     def check(self, sampling: Sampling) -> None:
@@ -88,7 +90,7 @@ class VllmEngine:
         on_cpu = self._spec.devices[0].kind == "cpu"
         if on_cpu and self._spec.engine_args.get("enable_lora"):
             _mend_adapters_on_cpu()
-        with _watched_log(report):
+        with _watched_log(report), cause_told():
             self._llm = LLM(model=self._spec.model, **arguments(self._spec))
         if self._spec.task == "generate":
             self._task = Generation(self._llm, self._spec.label)
