@@ -219,8 +219,10 @@ class Execution:
         error = self._error(results)
         failed_models = self._scheduler.failed_models
         for name, death in failed_models.items():
-            what = "" if death.of_sampling else " could not be loaded"
-            self._progress.note(f"{name}{what}: {death.reason}")
+            what = f"could not be loaded: {death.reason}"
+            if death.of_sampling and death.error is not None:
+                what = f"was not loaded: {death.error.message}"
+            self._progress.note(f"{name} {what}")
         for number, death in self._scheduler.failed.items():
             if self._seats[number].placed.model not in failed_models:
                 self._progress.note(f"the job went on without {death.reason}")

@@ -238,7 +238,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Something the user should know; said once however often it comes."""
-        self._notes[shortened(text, _NOTE_CHARS)] = None
+        self._notes[shortened(" ".join(text.split()), _NOTE_CHARS)] = None
 
     def finish(self, state: Literal["done", "interrupted", "failed"]) -> None:
         """The job is over: what is still in flight is given up, warm workers are idle."""

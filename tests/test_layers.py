@@ -61,7 +61,7 @@ VLLM = {
     "engines/vllm.py",
     "engines/vllm_choices.py",
     "engines/vllm_pooling.py",
-    "engines/vllm_sampling.py",
+    "engines/vllm_fields.py",
 }
 TRANSFORMERS = {
     "engines/transformers.py",

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from mgpu_magic.engines import EngineGone, Loaded
 from mgpu_magic.engines.vllm_causes import cause_told
 from mgpu_magic.engines.vllm_choices import Choices
+from mgpu_magic.engines.vllm_fields import check_sampling, sampling_params
 from mgpu_magic.engines.vllm_pooling import pooling
 from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
-from mgpu_magic.engines.vllm_sampling import check_sampling, sampling_params
 from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, ports, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob

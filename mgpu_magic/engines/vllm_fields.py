@@ -1,6 +1,7 @@
-"""What the user's `sampling` is for vLLM: `SamplingParams`, or `PoolingParams` of a pooling task.
+"""What the user writes by vLLM's own names: the fields of `sampling` and of prompt dicts.
 
-vLLM's own errors of a wrong value may name neither the field nor the value; here they do.
+vLLM's own errors of a wrong value may name neither the field nor the value, and it ignores fields
+that it does not know in some places; here they are named.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from mgpu_magic.spec import WorkerSpec
 
@@ -54,6 +55,30 @@ def check_sampling(fields: Mapping[str, Any], spec: WorkerSpec) -> None:
             )
 
 
+def check_prompt(fields: Mapping[str, Any]) -> None:
+    """Refuse a prompt dict with a field that vLLM would ignore.
+
+    Raises:
+        TypeError: There is such a field.
+    """
+    import vllm.inputs
+
+    known: set[str] = set()
+    for kind in vars(vllm.inputs).values():
+        known |= getattr(kind, "__required_keys__", frozenset())
+        known |= getattr(kind, "__optional_keys__", frozenset())
+    _refuse_unknown("a prompt dict", fields, known)
+
+
+def _refuse_unknown(what: str, fields: Iterable[str], known: Iterable[str]) -> None:
+    names = sorted(known)
+    for name in fields:
+        if names and name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+            raise TypeError(f"Unexpected keyword argument {name!r} of {what}; {fix}")
+
+
 def _most_logprobs() -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
@@ -61,6 +86,8 @@ def _most_logprobs() -> Any:
 
 
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
+    known: Any = getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ()))
+    _refuse_unknown(kind.__name__, fields, [name for name in known if not name.startswith("_")])
     try:
         return kind(**fields)
     except TypeError as error:
@@ -69,11 +96,7 @@ def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 def _explained(kind: Any, fields: Mapping[str, Any], error: TypeError) -> str:
     """The words of vLLM, and which of the fields they are about."""
-    known = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
     for name, value in fields.items():
-        if known and name not in known:
-            close = difflib.get_close_matches(name, list(known), n=1)
-            return f"{error} ({kind.__name__})" + "".join(f"; did you mean {c!r}?" for c in close)
         try:
             kind(**{name: value})
         except TypeError as same:
