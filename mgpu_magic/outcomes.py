@@ -11,7 +11,7 @@ choices     Prediction    the log-probability of each choice
 any         Failure       the error, as text
 ```
 
-Shared by kernel and worker; imports nothing of the package.
+Shared by kernel and worker; imports `redaction` alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ import os
 import pickle
 import traceback
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from mgpu_magic.redaction import redacted
 
 if TYPE_CHECKING:
     from array import array
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+
+
+_SHORT = Repr()
+_SHORT.maxstring = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +52,13 @@ class RemoteError:
     message: str
     traceback: str = ""
 
+    def __repr__(self) -> str:
+        """Short enough for a cell: the middle of a long message and the traceback are left out."""
+        return f"RemoteError(kind={self.kind!r}, message={_SHORT.repr(self.message)})"
+
     @classmethod
     def of(cls, error: BaseException, *, with_traceback: bool = True) -> RemoteError:
-        """`error` as text that any process can read.
+        """`error` as text that any process can read and anyone may see: without secrets.
 
         The traceback begins where the package calls others: its own frames explain nothing.
         """
@@ -56,7 +67,8 @@ class RemoteError:
             last, trace = trace, trace.tb_next
         lines = traceback.format_exception(type(error), error, trace or last)
         text = "".join(lines) if with_traceback else ""
-        return cls(type(error).__name__, str(error) or repr(error), text)
+        message = str(error) or repr(error)
+        return cls(type(error).__name__, redacted(message), redacted(text))
 
 
 class TokenLogprob(NamedTuple):

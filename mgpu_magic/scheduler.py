@@ -59,7 +59,7 @@ from mgpu_magic.messages import (
 from mgpu_magic.outcomes import Failure, Outcome, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _COMING = (STARTING, LOADING, READY)
 
@@ -80,6 +80,7 @@ class _Worker:
     losses: float = 0  # in a row, without an outcome in between; infinite: it cannot be replaced
     hung: bool = False
     error: RemoteError | None = None
+    of_sampling: bool = False
 
     @property
     def label(self) -> str:
@@ -100,13 +101,19 @@ class _Model:
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
     was_ready: bool = False
+    here: bool = True  # its files are on this machine
     failed_loads: list[Death] = field(default_factory=list)
 
     @property
     def cannot_load(self) -> bool:
-        """Whether two devices say the same: one that fails alone may be to blame itself."""
+        """Whether two devices say the same (one that fails alone may be to blame itself).
+
+        A download, or a setting of the job, would fail anywhere.
+        """
         kinds = [death.error and death.error.kind for death in self.failed_loads]
-        return len(set(kinds)) < len(kinds)
+        alike = len(set(kinds)) < len(kinds)
+        refused = any(death.of_sampling for death in self.failed_loads)
+        return alike or refused or (bool(kinds) and not self.here)
 
     def mean_pace(self) -> float:
         paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
@@ -146,7 +153,8 @@ def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
 
     Then what is left for the end, when some workers have nothing more to do, is short.
     """
-    limits = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    given = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    limits = [limit if isinstance(limit, int) else math.inf for limit in given]  # or it is wrong
     if len(set(limits)) < 2:
         return requests
     return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
@@ -165,6 +173,8 @@ class Scheduler:
         parallel_loads: How many workers may load their weights at the same time.
         first_alone: Whether the first load of a model goes alone (it fills caches for the
             others) where `stagger` does not say otherwise.
+        remote: Models whose files may have to be downloaded: by one worker, while the others of
+            the model, and other downloads, wait.
         restart_budget: How often in a row a worker is restarted before it finishes a request;
             None: enough to find a poison prompt in a full batch.
 
@@ -173,6 +183,7 @@ class Scheduler:
         restarts: Lost workers that were started again.
         failed: Workers that are gone for good: failed before ready, or lost beyond the budget.
         failed_models: Models that could not be loaded, with the death that showed it.
+        refused: Models whose engine refused what their prompts share.
     """
 
     def __init__(
@@ -184,6 +195,7 @@ class Scheduler:
         stagger: float | None,
         parallel_loads: int,
         first_alone: bool = True,
+        remote: Collection[str] = (),
         restart_budget: int | None = None,
     ) -> None:
         self._job = job
@@ -196,8 +208,11 @@ class Scheduler:
         self.restarts = 0
         self.failed: dict[int, Death] = {}
         self.failed_models: dict[str, Death] = {}
+        self.refused: set[str] = set()
         self._models = {
-            name: _Model(name, deque(longest_first(of_model)), len(of_model))
+            name: _Model(
+                name, deque(longest_first(of_model)), len(of_model), here=name not in remote
+            )
             for name, of_model in requests.items()
         }
         self._workers: dict[int, _Worker] = {}
@@ -215,6 +230,7 @@ class Scheduler:
             )
             model.workers.append(worker)
             model.was_ready |= plan.state is READY
+            model.here |= plan.state is READY
             self._workers[plan.worker] = worker
 
     # --- what the owner of the processes calls -----------------------------------------------
@@ -237,8 +253,8 @@ class Scheduler:
         match event:
             case Started() | Hello() | Stats() | Stopped():
                 return []
-            case Fatal(error):
-                this.error = this.error or error
+            case Fatal(error, of_sampling):
+                this.error, this.of_sampling = this.error or error, of_sampling
                 return []
             case Hung(reason, killable):
                 this.error, this.hung = RemoteError("WorkerHung", reason), True
@@ -247,11 +263,12 @@ class Scheduler:
             case Loading(stage):
                 this.imported |= stage == "imported"
                 this.weights |= stage == "warming up"
+                this.model.here |= stage in ("loading", "warming up")  # not while "downloading"
                 return self._grant_due()
             case Ready(capacity):
                 this.capacity = capacity
                 this.pace = this.pace or this.model.mean_pace()
-                this.model.was_ready = True
+                this.model.was_ready = this.model.here = True
                 return self._grant_due() + self._fill(this.model)
             case Outcomes():
                 return self._accept(this, event)
@@ -304,7 +321,8 @@ class Scheduler:
 
     def _start(self, worker: _Worker) -> StartWorker:
         self._move(worker, StartWorker)
-        worker.imported, worker.weights, worker.hung, worker.error = False, False, False, None
+        worker.imported = worker.weights = worker.hung = worker.of_sampling = False
+        worker.error = None
         return StartWorker(worker.id)
 
     def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
@@ -338,8 +356,9 @@ class Scheduler:
                 continue
             first = all(other.model is not worker.model for other in loading)
             free = not self._first_alone or worker.model.was_ready or first
+            fetched = worker.model.here or all(other.model.here for other in loading)
             reading = sum(not other.weights for other in loading)
-            if free and reading < self._parallel_loads:
+            if free and fetched and reading < self._parallel_loads:
                 self._move(worker, GrantLoad)
                 loading.append(worker)
                 actions.append(GrantLoad(worker.id, self._grants * (self._stagger or 0.0)))
@@ -378,11 +397,13 @@ class Scheduler:
         return SubmitTo(worker.id, requests)
 
     def _accept(self, worker: _Worker, reported: Outcomes) -> list[Action]:
-        known = [
-            outcome
-            for outcome in reported.outcomes
-            if reported.job == self._job and worker.in_flight.pop(outcome.index, None) is not None
-        ]
+        known: list[Outcome] = []
+        refused: dict[object, Failure] = {}  # by what they share with others
+        for outcome in reported.outcomes if reported.job == self._job else ():
+            if (request := worker.in_flight.pop(outcome.index, None)) is not None:
+                known.append(outcome)
+                if reported.alike and isinstance(outcome, Failure):
+                    refused[request.terms] = outcome
         self.dropped += len(reported.outcomes) - len(known)
         if not known:
             return []
@@ -390,8 +411,22 @@ class Scheduler:
         worker.losses = 0
         worker.pace += len(known)
         worker.alone = worker.alone and bool(worker.in_flight)
+        if refused:
+            known += self._spared(model, refused)
         actions = [self._record(model, known), *self._fill(model)]
         return actions if model.unresolved else actions + self._start_due()
+
+    def _spared(self, model: _Model, refused: Mapping[object, Failure]) -> list[Failure]:
+        """Failures of those that wait and would be refused for the same as these."""
+        self.refused.add(model.name)
+        waiting, model.pending = model.pending, deque[Request]()
+        spared = []
+        for request in waiting:
+            if (like := refused.get(request.terms)) is None:
+                model.pending.append(request)
+            else:
+                spared.append(Failure(request.index, like.error, model.deaths[request.index]))
+        return spared
 
     def _record(self, model: _Model, outcomes: Sequence[Outcome]) -> Record:
         model.unresolved -= len(outcomes)
@@ -419,7 +454,7 @@ class Scheduler:
         if worker.state is STOPPED:
             return []
         model = worker.model
-        death = Death(worker.label, worker.error, exited)
+        death = Death(worker.label, worker.error, exited, worker.of_sampling)
         actions = self._suspect(worker, death)
         worker.losses += 1
         if model.unresolved and worker.losses <= self._budget(worker):
@@ -435,6 +470,8 @@ class Scheduler:
             actions += self._retire(model.workers)
             kind = death.error.kind if death.error else "WorkerStartError"
             what = f"{model.name!r} could not be loaded on {death.reason}"
+            if death.of_sampling and death.error is not None:
+                what = death.error.message
             actions += self._give_up(model, kind, what)
         elif not others:
             what = f"no worker is left for {model.name!r}; {death.reason}"

@@ -41,26 +41,31 @@ from mgpu_magic.presses import Presses
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
 from mgpu_magic.scratch import Scratch, shorten, sweep
-from mgpu_magic.sensors import Sensors
+from mgpu_magic.sensors import WAIT_SECONDS, Sensors
+from mgpu_magic.snapshot import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from mgpu_magic.execution import Results
+    from mgpu_magic.journal import Journal
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
-    from mgpu_magic.snapshot import Observer, Reading, Snapshot
+    from mgpu_magic.snapshot import Observer, Snapshot
     from mgpu_magic.spec import JobSpec
 
 
 log = logging.getLogger("mgpu_magic")
 
 READING_SECONDS = 0.5
+SILENT_SECONDS = 2.5
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
+JOURNAL_SECONDS = 60.0  # for the rest of a journal, on a slow disk
+JOURNAL_STOP_SECONDS = 4.0  # the same where somebody waits for the end; below that of `presses`
 
 
 class Session:
@@ -101,8 +106,12 @@ class Session:
         )
         self._names: dict[int, tuple[str, str]] = {}  # of all workers ever: device, model
         self._discovery: Discovery | None = None
+        self._known: Discovery | None = None  # the last in which there were GPUs
+        self._unread: Mapping[str, Reading] = {}  # of the devices, where their driver hangs
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
+        # What is over but for its journal, by number of the job.
+        self._ending: dict[int, tuple[Journal, Run, Results | BaseException, Snapshot]] = {}
         self._last: Results | None = None
         self._sensors = Sensors()
         self._sampling = False
@@ -144,14 +153,15 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        begin = partial(self._begin, self._prepared(job), run)
+        prepared = self._prepared(job)
         with Presses(partial(self._on_press, run), partial(self._interrupted, run)) as presses:
             try:
-                self._loop.call(begin)
+                self._loop.call(partial(self._begin, prepared, run))
                 self._see_through(run, observer, presses)
             except KeyboardInterrupt:  # the display hung
                 self._see_through(run, None, presses)
             finally:
+                prepared.abandon()
                 if not run.done:  # nothing may go on unseen
                     self._loop.post(partial(self._give_up, run))
             return run.result(0)
@@ -159,13 +169,15 @@ class Session:
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        begin = partial(self._begin, self._prepared(job), run)
+        prepared = self._prepared(job)
         try:
             with Presses():
-                self._loop.call(begin)
+                self._loop.call(partial(self._begin, prepared, run))
         except KeyboardInterrupt:
             self._loop.post(partial(self._give_up, run))
             raise
+        finally:
+            prepared.abandon()
         return run
 
     def stop(self) -> bool:
@@ -178,8 +190,13 @@ class Session:
     def status(self) -> Snapshot:
         """The devices and what runs on them, read now."""
         if self._discovery is None:
-            self._loop.call(partial(self._show, discover(os.environ, self._devices)))
-        self._sensors.read(self._loop.call(self._pids), self._on_readings)
+            found = discover(os.environ, self._devices, before=self._known, patience=WAIT_SECONDS)
+            self._loop.call(partial(self._show, found))
+            if not found.final:  # ask again the next time
+                self._discovery = None
+                return self._look()
+        if not self._sensors.read(self._loop.call(self._pids), self._on_readings):
+            self._on_readings(self._unread)
         return self._look()
 
     def devices(self) -> Snapshot:
@@ -241,6 +258,9 @@ class Session:
             finally:
                 self._closed = True
                 atexit.unregister(self._close_at_exit)
+                for number, (journal, *_) in list(self._ending.items()):
+                    journal.wait(JOURNAL_STOP_SECONDS)
+                    self._loop.post(partial(self._settle_late, number))
                 self._sensors.close()
                 self._loop.close()
                 self._scratch.close()
@@ -261,8 +281,18 @@ class Session:
         self.close()
 
     def _prepared(self, job: JobSpec) -> Preparation:
-        with Presses() as presses, presses.breaking(0):  # prompts can be slow code of the user's
-            return prepare(job, self._devices)
+        prepared = None
+        try:
+            with (
+                Presses() as presses,
+                presses.breaking(0),
+            ):  # prompts can be slow code of the user's
+                prepared = prepare(job, self._devices, self._known)
+        except KeyboardInterrupt:
+            if prepared is not None:
+                prepared.abandon()
+            raise
+        return prepared
 
     # --- a job, run by the loop --------------------------------------------------------------
 
@@ -280,12 +310,15 @@ class Session:
             later=self._loop.later,
             parallel_loads=prepared.parallel_loads,
             sizes=prepared.sizes,
+            journal=prepared.journal,
         )
+        if prepared.journal is not None:
+            prepared.journal.begin(lambda text: self._loop.post(lambda: self._progress.note(text)))
         self._current = execution, run
         if not self._sampling:
             self._sample()
         execution.begin()
-        for note in prepared.discovery.notes:
+        for note in (*prepared.discovery.notes, *prepared.notes):
             self._progress.note(note)
         self._settle()
 
@@ -306,7 +339,25 @@ class Session:
         self._current = None
         self._show_logs()
         self._last, error = execution.finish()
-        run.settle(self._last if error is None else error, self._progress.snapshot())
+        self._hand_out(execution, run, self._last if error is None else error)
+
+    def _hand_out(self, execution: Execution, run: Run, outcome: Results | BaseException) -> None:
+        """Give the run what it came to; where it has a journal, once that is on the disk."""
+        final = self._progress.snapshot()
+        if execution.journal is None:
+            run.settle(outcome, final)
+            return
+        self._ending[execution.number] = execution.journal, run, outcome, final
+        settle = partial(self._settle_late, execution.number)  # a timer that holds no results
+        execution.journal.end(partial(self._loop.post, settle))
+        stopped = isinstance(outcome, JobInterrupted)
+        self._loop.later(JOURNAL_STOP_SECONDS if stopped else JOURNAL_SECONDS, settle)
+
+    def _settle_late(self, number: int) -> None:
+        if number in self._ending:  # else it was overdue
+            journal, run, outcome, final = self._ending.pop(number)
+            notes = tuple(dict.fromkeys((*final.job.notes, *journal.notes)))
+            run.settle(outcome, replace(final, job=replace(final.job, notes=notes)))
 
     def _halt(self) -> None:
         if self._current is not None:
@@ -408,12 +459,17 @@ class Session:
                     if worker.ready is not None:
                         self._progress.apply(worker.number, worker.ready)
         self._discovery = discovery
+        self._unread = {device.label: Reading() for device in discovery.devices}
+        if discovery.gpus:
+            self._known = discovery
 
     def _sample(self) -> None:
         """Have the devices read, and again as long as a job runs."""
         self._sampling = self._current is not None
         if self._sampling:
             self._sensors.ask(self._pids(), self._on_readings)
+            if self._sensors.silent_seconds > SILENT_SECONDS:  # what was read is long past
+                self._progress.read(self._unread)
             self._show_logs()
             self._loop.later(READING_SECONDS, self._sample)
 
@@ -444,11 +500,11 @@ class Session:
     def _fail(self, error: Exception) -> None:
         """End the job; its workers go too, since nobody knows what they still work on."""
         if self._current is not None:
-            _, run = self._current
+            execution, run = self._current
             self._current = None
             for worker in self._fleet:
                 self._fleet.kill(worker.number)
-            run.settle(error, self._progress.snapshot())
+            self._hand_out(execution, run, error)
 
     def _emit(self, worker: int, event: Event) -> None:
         self._loop.post(partial(self._on_event, worker, event))

@@ -22,22 +22,33 @@ SOURCE = Path(mgpu_magic.__file__).parent
 
 # The parts (modules, and packages with all their modules), lowest first. A part may import what
 # stands in the lines before its own. Kernel and worker share DATA.
-DATA = ({"errors", "outcomes", "process_group"}, {"sendable"}, {"spec"}, {"messages"})
+DATA = (
+    {"errors", "process_group", "redaction"},
+    {"outcomes"},
+    {"sendable"},
+    {"spec"},
+    {"messages"},
+)
 KERNEL = (
     *DATA,
+    {"content"},
     {
         "arrays",
         "body",
         "clicks",
         "completion",
+        "fingerprints",
         "frames",
         "functions",
+        "identity",
+        "journal_file",
         "lifecycle",
         "placement",
         "presses",
         "prompts",
         "rates",
         "scratch",
+        "records",
         "snapshot",
         "tables",
     },
@@ -46,7 +57,7 @@ KERNEL = (
     {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},
     {"nvml", "results"},
-    {"devices"},
+    {"devices", "journal"},
     {"averages", "fleet", "preparation"},
     {"ensemble"},
     {"execution"},
@@ -59,7 +70,12 @@ KERNEL = (
 )
 WORKER = (*DATA, {"engines"}, {"worker"})
 
-VLLM = {"engines/vllm.py", "engines/vllm_choices.py", "engines/vllm_pooling.py"}
+VLLM = {
+    "engines/vllm.py",
+    "engines/vllm_choices.py",
+    "engines/vllm_pooling.py",
+    "engines/vllm_fields.py",
+}
 TRANSFORMERS = {
     "engines/transformers.py",
     "engines/transformers_generate.py",
@@ -73,6 +89,8 @@ FOREIGN = {
     "torch": VLLM | TRANSFORMERS | {"engines/cuda.py"},
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
+    "huggingface_hub": {"engines/downloads.py"},
+    "tqdm": {"engines/downloads.py"},
     "pynvml": {"nvml.py"},
     "IPython": {"body.py", "clicks.py", "dashboard.py", "magic.py"},
     "ipywidgets": {"clicks.py", "dashboard.py", "magic.py"},

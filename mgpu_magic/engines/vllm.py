@@ -17,10 +17,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.engines import EngineGone, Loaded
+from mgpu_magic.engines.downloads import Wanted, fetched
+from mgpu_magic.engines.vllm_causes import cause_told
 from mgpu_magic.engines.vllm_choices import Choices
+from mgpu_magic.engines.vllm_fields import check_sampling, sampling_params
 from mgpu_magic.engines.vllm_pooling import pooling
 from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
-from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, variables
+from mgpu_magic.engines.vllm_settings import (
+    arguments,
+    free_host_bytes,
+    names_on_hub,
+    ports,
+    variables,
+)
 from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Logprobs, Outcome
-    from mgpu_magic.spec import WorkerSpec
+    from mgpu_magic.spec import Sampling, WorkerSpec
 
 # Priorities of requests, the smaller the sooner: what follows about a prompt comes before other
 # prompts, as long as vLLM's prefix cache remembers this one. (Without the policy they do nothing.)
@@ -73,18 +82,24 @@ class VllmEngine:
     def prepare(self) -> None:
         """See `Engine`."""
         os.environ.update(variables(self._spec, os.environ, free_host_bytes()))
+        os.environ.update(ports(self._spec, os.environ, os.getppid()))
         import vllm  # noqa: F401
+
+    def check(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        check_sampling(sampling.fields, self._spec)
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""
         from vllm import LLM
 
+        chosen = self._fetched(report)
         report("loading", None)
         on_cpu = self._spec.devices[0].kind == "cpu"
         if on_cpu and self._spec.engine_args.get("enable_lora"):
             _mend_adapters_on_cpu()
-        with _watched_log(report):
-            self._llm = LLM(model=self._spec.model, **arguments(self._spec))
+        with _watched_log(report), cause_told():
+            self._llm = LLM(**chosen)
         if self._spec.task == "generate":
             self._task = Generation(self._llm, self._spec.label)
             self._choices = Choices(self._llm, self._spec.label, on_cpu=on_cpu)
@@ -146,6 +161,29 @@ class VllmEngine:
         with contextlib.suppress(Exception):  # the process ends anyway
             self._llm.llm_engine.engine_core.shutdown()
 
+    def _fetched(self, report: Callable[[str, float | None], None]) -> dict[str, Any]:
+        """Arguments of `vllm.LLM`; what is named by a hub id is on this machine by then."""
+        chosen = {"model": self._spec.model, **arguments(self._spec)}
+        for what, name in names_on_hub(chosen, os.environ):
+            found = fetched(self._wanted(name, what), report)
+            # Files of this machine need no revision, and vLLM would ask the hub for it.
+            chosen.pop("revision" if what == "model" else f"{what}_revision", None)
+            chosen[what] = found
+        return chosen
+
+    def _wanted(self, name: str, what: str) -> Wanted:
+        args = self._spec.engine_args
+        revisions = {"model": "revision", "tokenizer": "tokenizer_revision"}
+        return Wanted(
+            name=name,
+            what=what,
+            reader="vllm",
+            revision=args.get(revisions.get(what, "")),
+            load_format=str(args.get("load_format", "auto")),
+            cache=args.get("download_dir"),
+            token=args.get("hf_token"),
+        )
+
     def _ask(self, prompt: _Prompt, asks: Sequence[Ask], priority: int) -> None:
         """Hand all of them to vLLM, or none and raise."""
         prompt.outputs = {}
@@ -176,8 +214,7 @@ class VllmEngine:
         except EngineGone:
             raise
         except Exception as error:  # noqa: BLE001  # it is the prompt's own
-            kind = type(error).__name__
-            outcome = Failure(prompt.index, RemoteError(kind, str(error) or repr(error)))
+            outcome = Failure(prompt.index, RemoteError.of(error, with_traceback=False))
         else:
             return None
         del self._prompts[prompt.index]
@@ -201,7 +238,8 @@ class VllmEngine:
             return None
         if directory not in self._adapters:
             # vLLM's prefix cache tells adapters apart by their names.
-            made = LoRARequest(directory, len(self._adapters) + 1, directory)
+            path = fetched(self._wanted(directory, "lora"), lambda stage, fraction: None)
+            made = LoRARequest(directory, len(self._adapters) + 1, path)
             with _death_told():
                 self._llm.llm_engine.add_lora(made)
             self._adapters[directory] = made
@@ -236,15 +274,10 @@ class Generation:
         )
 
     def _params(self, fields: dict[str, Any]) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
-        if not fields:
-            params = self._llm.get_default_sampling_params()  # the model's own, as LLM.generate
-        else:
-            if isinstance(constraint := fields.get("structured_outputs"), dict):
-                fields["structured_outputs"] = StructuredOutputsParams(**constraint)
-            params = SamplingParams(**fields)
+        # Without any, the model's own, as LLM.generate has it.
+        params = sampling_params(fields) if fields else self._llm.get_default_sampling_params()
         params.output_kind = RequestOutputKind.FINAL_ONLY
         return params
 

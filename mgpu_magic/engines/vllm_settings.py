@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from mgpu_magic.spec import WorkerSpec
 
 GIB = 2**30
+PORTS_PER_WORKER = 50
+PORTS = range(12_000, 32_000, 16 * PORTS_PER_WORKER)  # below those that the system hands out
 GPU_MEMORY_UTILIZATION = 0.92  # vLLM's own 0.9 wastes GPU memory where nothing else runs on it
+_LOAD_FORMATS = (
+    "auto", "hf", "safetensors", "fastsafetensors", "bitsandbytes", "mistral", "pt",
+)  # fmt: skip
 CPU_KV_CACHE_GIB = 2  # vLLM fills it while it loads: its own 4 GiB can take longer than the rest
 
 
@@ -29,7 +34,9 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
         environ: What is set already.
         free_bytes: Free memory of the host, to be shared with the other workers.
     """
-    wanted: dict[str, str] = {}
+    # torch opens ports, even for one process: where this host is known by another name they must
+    # not be seen from outside.
+    wanted: dict[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
     on_cpu = spec.devices[0].kind == "cpu"
     own_process = spec.engine_args.get("engine_process", False if on_cpu else None)
     if own_process is not None:
@@ -49,6 +56,23 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
     return {name: value for name, value in wanted.items() if name in chosen or name not in environ}
 
 
+def ports(spec: WorkerSpec, environ: Mapping[str, str], kernel: int) -> dict[str, str]:
+    """Where this worker looks for free ports: a range that no other worker looks at.
+
+    vLLM chooses a port, lets it go and binds it later: two that start together may choose the
+    same one, and are sure to where the user's `VLLM_PORT` is the same for both.
+
+    Args:
+        spec: The worker.
+        environ: What is set already.
+        kernel: The kernel's process id; two kernels should not meet either.
+    """
+    first = environ.get("VLLM_PORT", str(PORTS[kernel % len(PORTS)]))
+    if not first.isdecimal():
+        return {}
+    return {"VLLM_PORT": str(int(first) + spec.devices[0].index * PORTS_PER_WORKER)}
+
+
 def arguments(spec: WorkerSpec) -> dict[str, Any]:
     """Arguments of `vllm.LLM`: our defaults under the user's."""
     defaults: dict[str, Any] = {
@@ -66,6 +90,20 @@ def arguments(spec: WorkerSpec) -> dict[str, Any]:
         defaults["gpu_memory_utilization"] = GPU_MEMORY_UTILIZATION
     chosen = {k: v for k, v in spec.engine_args.items() if k != "engine_process"}
     return {**defaults, **chosen}
+
+
+def names_on_hub(chosen: Mapping[str, Any], environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The arguments that may be hub ids, with their values, where vLLM reads the usual files.
+
+    Args:
+        chosen: Arguments of `vllm.LLM`.
+        environ: Variables: with `VLLM_USE_MODELSCOPE` models come from another hub.
+    """
+    elsewhere = environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
+    if elsewhere or chosen.get("load_format", "auto") not in _LOAD_FORMATS:
+        return []
+    names = ((what, chosen.get(what)) for what in ("model", "tokenizer"))
+    return [(what, name) for what, name in names if isinstance(name, str)]
 
 
 def free_host_bytes() -> int:

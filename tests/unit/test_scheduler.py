@@ -39,7 +39,7 @@ from mgpu_magic.scheduler import Scheduler, fair_share, longest_first
 from mgpu_magic.spec import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 JOB = 3
 NEW, STARTING, LOADING, READY, DRAINING, STOPPED, LOST, FAILED = WorkerState
@@ -64,6 +64,7 @@ def scheduler(
     stagger: float | None = None,
     parallel_loads: int = 8,
     first_alone: bool = True,
+    remote: Collection[str] = (),
     restart_budget: int | None = None,
     **counts: int,
 ) -> Scheduler:
@@ -75,6 +76,7 @@ def scheduler(
         stagger=stagger,
         parallel_loads=parallel_loads,
         first_alone=first_alone,
+        remote=remote,
         restart_budget=restart_budget,
     )
 
@@ -242,6 +244,49 @@ def test_what_may_be_long_goes_out_first() -> None:
     assert longest_first(requests[:1] * 3) == requests[:1] * 3
 
 
+def refusal(*indices: int) -> Outcomes:
+    """The worker's report that the engine refuses what these share with others."""
+    error = RemoteError("ValueError", "max_tokens is 'x'")
+    return Outcomes(JOB, tuple(Failure(index, error) for index in indices), alike=True)
+
+
+def test_what_the_engine_refuses_of_all_is_tried_once() -> None:
+    """The prompts that share it fail unseen; those at another worker are told there."""
+    shared = Sampling({"max_tokens": "x"})
+    sent = [Request(index, f"p {index}", shared) for index in range(10_000)]
+    job = Scheduler(
+        job=JOB, requests={"m": sent}, workers=[warm(0), warm(1)], stagger=None, parallel_loads=2
+    )
+    assert submitted(job.begin()) == {0: [0, 1], 1: [2, 3]}
+    actions = job.handle(0, refusal(0, 1))
+    assert submitted(actions) == {}
+    assert [failure.index for failure in failures(actions)] == [0, 1, *range(4, 10_000)]
+    assert {failure.error.message for failure in failures(actions)} == {"max_tokens is 'x'"}
+    assert [failure.index for failure in failures(job.handle(1, refusal(2, 3)))] == [2, 3]
+    assert job.done
+    assert job.refused == {"m"}
+
+
+def test_prompts_with_a_sampling_of_their_own_are_tried() -> None:
+    """What is refused of one says nothing about those that have another."""
+    wrong, right = Sampling({"max_tokens": "x"}), Sampling({"max_tokens": 4})
+    sent = [Request(i, f"p {i}", right if i % 2 else wrong) for i in range(8)]
+    job = Scheduler(
+        job=JOB, requests={"m": sent}, workers=[warm(0)], stagger=None, parallel_loads=1
+    )
+    assert submitted(job.begin()) == {0: [0, 2]}
+    actions = job.handle(0, refusal(0, 2))
+    assert [failure.index for failure in failures(actions)] == [0, 2, 4, 6]
+    assert submitted(actions) == {0: [1, 3]}
+
+
+def test_a_limit_that_is_no_number_does_not_disturb_the_order() -> None:
+    """It is the engine's to refuse; until then it counts as no limit."""
+    limits: list[object] = [4, "x", 8, None]
+    sent = [Request(i, "p", Sampling({"max_tokens": limit})) for i, limit in enumerate(limits)]
+    assert [request.index for request in longest_first(sent)] == [1, 3, 2, 0]
+
+
 def test_a_faster_worker_holds_more() -> None:
     """The share follows what workers have finished; one that joins late counts as average."""
     assert fair_share(80, 1.0, 2) == 30
@@ -300,6 +345,51 @@ def test_the_next_load_begins_when_the_weights_of_the_last_are_there() -> None:
     assert job.handle(0, Loading("warming up")) == [GrantLoad(1, 0.0)]
     assert job.handle(0, Ready(2, 1.0))[:1] != [GrantLoad(2, 0.0)]
     assert job.handle(1, Loading("warming up")) == [GrantLoad(2, 0.0)]
+
+
+@pytest.mark.parametrize("stagger", [None, 0.0])
+def test_a_model_is_downloaded_by_one_worker(stagger: float | None) -> None:
+    """The others of the model load as soon as the files are there, not only once it is ready."""
+    job = scheduler(on(0), on(1), first_alone=False, stagger=stagger, remote={"m"}, m=9)
+    job.begin()
+    assert job.handle(1, IMPORTED) == [GrantLoad(1, 0.0)]
+    assert job.handle(0, IMPORTED) == []
+    assert job.handle(1, Loading("downloading", 0.0)) == []
+    assert job.handle(1, Loading("downloading", 0.9)) == []
+    assert job.handle(1, Loading("loading")) == [GrantLoad(0, 0.0)]
+
+
+def test_one_model_is_downloaded_at_a_time() -> None:
+    """A second download waits for the first; what lies on this machine does not."""
+    workers = on(0), on(1, "other"), on(2, "local"), on(3)
+    job = scheduler(*workers, first_alone=False, remote={"m", "other"}, m=9, other=9, local=9)
+    job.begin()
+    assert job.handle(0, IMPORTED) == [GrantLoad(0, 0.0)]
+    assert job.handle(1, IMPORTED) == job.handle(3, IMPORTED) == []
+    assert job.handle(2, IMPORTED) == [GrantLoad(2, 0.0)]
+    assert job.handle(0, Loading("loading")) == [GrantLoad(1, 0.0), GrantLoad(3, 0.0)]
+
+
+def test_a_download_that_fails_lets_the_next_begin() -> None:
+    """It is tried once, not by each worker of the model, and other models go on."""
+    workers = on(0), on(1), on(2, "other")
+    job = scheduler(*workers, first_alone=False, remote={"m", "other"}, m=2, other=9)
+    job.begin()
+    job.handle(0, IMPORTED)
+    assert job.handle(1, IMPORTED) == job.handle(2, IMPORTED) == []
+    actions = job.handle(0, CRASH)
+    assert Retire(1) in actions
+    assert GrantLoad(2, 0.0) in actions
+    assert GrantLoad(1, 0.0) not in actions
+    assert list(job.failed_models) == ["m"]
+
+
+def test_a_model_that_is_loaded_needs_no_download() -> None:
+    """Where one worker of it is warm the files are there."""
+    job = scheduler(warm(0), on(1), on(2), first_alone=False, remote={"m"}, m=99)
+    job.begin()
+    assert job.handle(1, IMPORTED) == [GrantLoad(1, 0.0)]
+    assert job.handle(2, IMPORTED) == [GrantLoad(2, 0.0)]
 
 
 def test_a_fixed_stagger_spaces_the_loads() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mgpu_magic.engines.vllm import VllmEngine
-from mgpu_magic.engines.vllm_settings import GIB, arguments, variables
+from mgpu_magic.engines.vllm_settings import GIB, arguments, names_on_hub, ports, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.spec import Device, WorkerSpec
 
@@ -28,13 +28,36 @@ def spec(*devices: Device, **changes: Any) -> WorkerSpec:
 
 
 def test_a_gpu_worker_keeps_the_variables_of_vllm() -> None:
-    """On a GPU vLLM decides itself, its engine process included."""
-    assert variables(spec(T4), {}, 8 * GIB) == {}
+    """On a GPU vLLM decides itself, its engine process included; its ports stay on this machine."""
+    assert variables(spec(T4), {}, 8 * GIB) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_workers_look_for_ports_in_ranges_of_their_own() -> None:
+    """VLLM binds a port some time after it has found it free: two workers must not find the same.
+
+    The ranges of eight workers lie between the ports of services and those of the system, and
+    those of two kernels differ.
+    """
+    eight = [Device(kind="cuda", index=i, name="T4", mask=str(i)) for i in range(8)]
+    first = [int(ports(spec(device), {}, 4711)["VLLM_PORT"]) for device in eight]
+    assert [port - first[0] for port in first] == [0, 50, 100, 150, 200, 250, 300, 350]
+    assert first[0] >= 12_000
+    assert first[-1] + 50 <= 32_000
+    assert ports(spec(T4), {}, 4711) != ports(spec(T4), {}, 4712)
+
+
+def test_a_port_of_the_user_is_the_first_workers() -> None:
+    """The same for all would be a collision; what is no number is vLLM's to refuse."""
+    environ = {"VLLM_PORT": "29500"}
+    assert ports(spec(T4), environ, 1) == {"VLLM_PORT": "29500"}
+    assert ports(spec(SECOND_T4), environ, 1) == {"VLLM_PORT": "29550"}
+    assert ports(spec(T4), {"VLLM_PORT": "tcp://10.0.0.1:80"}, 1) == {}
 
 
 def test_a_cpu_worker_runs_in_one_process_on_its_cores() -> None:
     """On a CPU: no second process, no choice of other cores, a part of the memory."""
     assert variables(spec(CORES), {}, 20 * GIB) == {
+        "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "2,3",
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -73,6 +96,28 @@ def test_variables_that_the_user_set_stay() -> None:
     """None of ours replaces one that is set already."""
     environ = dict.fromkeys(variables(spec(CORES), {}, GIB), "user")
     assert variables(spec(CORES), environ, GIB) == {}
+
+
+def test_code_of_a_model_runs_only_where_it_is_asked_for() -> None:
+    """`trust_remote_code` is never ours."""
+    assert "trust_remote_code" not in arguments(spec(T4))
+    assert arguments(spec(CORES, trust_remote_code=True))["trust_remote_code"] is True
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environ", "expected"),
+    [
+        ({"model": "a/b"}, {}, [("model", "a/b")]),
+        ({"model": "a/b", "tokenizer": "c/d"}, {}, [("model", "a/b"), ("tokenizer", "c/d")]),
+        ({"model": "a/b", "load_format": "tensorizer"}, {}, []),
+        ({"model": "a/b"}, {"VLLM_USE_MODELSCOPE": "True"}, []),
+    ],
+)
+def test_what_is_looked_for_on_the_hub(
+    chosen: dict[str, Any], environ: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
+    """The model and its tokenizer; not where vLLM reads other files, or another hub's."""
+    assert names_on_hub(chosen, environ) == expected
 
 
 def test_compiling_that_the_user_asks_for_happens() -> None:
