@@ -43,7 +43,7 @@ class Loop:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def post(self, act: Callable[[], object]) -> None:
-        """Have `act` called; returns at once."""
+        """Have `act` called; returns at once. A signal handler may call it."""
         self._inbox.put(act)
 
     def call(self, act: Callable[[], T]) -> T:
@@ -57,6 +57,7 @@ class Loop:
         if os.getpid() != self._owner:  # a fork has no such thread
             raise SpecError("this session is of another process, our parent; make a new one")
         answer: Future[T] = Future()
+        ready: queue.SimpleQueue[None] = queue.SimpleQueue()
 
         def answered() -> None:
             try:
@@ -66,8 +67,11 @@ class Loop:
             except Exception as error:
                 answer.set_exception(error)
                 raise
+            finally:
+                ready.put(None)
 
         self.post(answered)
+        ready.get()  # unlike the future's own wait, an interrupt leaves no lock taken in this one
         return answer.result()
 
     def later(self, seconds: float, act: Callable[[], object]) -> None:

@@ -49,7 +49,7 @@ from mgpu_magic.spec import ENGINES, LAUNCHERS, TASKS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mgpu_magic.execution import Results
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.run import Run
     from mgpu_magic.snapshot import Snapshot
     from mgpu_magic.spec import JobSpec

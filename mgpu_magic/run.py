@@ -1,19 +1,25 @@
 """A submitted job, as seen by whoever waits for it.
 
-Imports nothing of the package but types.
+Imports `presses`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from mgpu_magic.presses import Presses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from mgpu_magic.execution import Results
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.snapshot import Snapshot
+
+LOOK_SECONDS = 1.0
 
 
 class Run:
@@ -30,11 +36,14 @@ class Run:
         self._future: Future[Results] = Future()
         self._future.set_running_or_notify_cancel()  # who gives up an `await` must not cancel it
         self._final: Snapshot | None = None
+        self._outcome: Results | BaseException | None = None
+        self._latch = threading.Lock()  # an interrupt of who waits for it leaves it as it is
+        self._latch.acquire()
 
     @property
     def done(self) -> bool:
         """Whether it is over."""
-        return self._future.done()
+        return self._outcome is not None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -43,10 +52,13 @@ class Run:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the end, `seconds` at most; returns whether it is over."""
-        try:
-            self._future.exception(seconds)
-        except TimeoutError:
-            return False
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        while not self.done:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            if self._latch.acquire(timeout=min(left, LOOK_SECONDS)):
+                self._latch.release()
         return True
 
     def result(self, seconds: float | None = None) -> Results:
@@ -59,16 +71,19 @@ class Run:
         """
         if not self.wait(seconds):
             raise TimeoutError(f"not over after {seconds} s: {self._words()}")
-        return self._future.result()
+        if self.error is not None:
+            raise self.error
+        return cast("Results", self._outcome)
 
     def then(self, act: Callable[[Run], None]) -> None:
         """Call `act` with this run once it is over: from the session's thread, or at once."""
-        self._future.add_done_callback(lambda _: act(self))
+        with Presses():  # an interrupt could leave the future's lock taken
+            self._future.add_done_callback(lambda _: act(self))
 
     @property
     def error(self) -> BaseException | None:
         """What `result()` raises, once it is over; None where it raises nothing."""
-        return self._future.exception() if self._future.done() else None
+        return self._outcome if isinstance(self._outcome, BaseException) else None
 
     def stop(self) -> None:
         """Give up what is not finished. The workers stay loaded."""
@@ -78,6 +93,8 @@ class Run:
     def settle(self, outcome: Results | BaseException, final: Snapshot) -> None:
         """What it came to; called once, by the session."""
         self._final = final
+        self._outcome = outcome
+        self._latch.release()
         if isinstance(outcome, BaseException):
             self._future.set_exception(outcome)
         else:

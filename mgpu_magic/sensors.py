@@ -9,6 +9,7 @@ Each set of devices has its thread: one whose driver hangs is left behind.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -64,14 +65,17 @@ class Sensors:
 
     def read(self, pids: Pids, tell: Tell) -> bool:
         """Have them read, and wait for it; False where the driver hangs for too long."""
-        told = threading.Event()
+        told: queue.SimpleQueue[None] = queue.SimpleQueue()  # an interrupt leaves no lock taken
 
         def act(monitor: DeviceMonitor) -> None:
             tell(monitor.read(pids))
-            told.set()
+            told.put(None)
 
         self._asked.put(act)
-        return told.wait(WAIT_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            told.get(timeout=WAIT_SECONDS)
+            return True
+        return False
 
     def close(self) -> None:
         """End the thread, once it has answered."""

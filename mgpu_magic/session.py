@@ -9,8 +9,9 @@
 ```
 
 All state belongs to the loop thread; others hand it functions to call. It never draws or prints:
-whoever waits for a run shows its snapshots, so a run does not depend on a display that works, and
-an interrupt of the waiting thread never finds the state half changed.
+whoever waits for a run shows its snapshots, so a run does not depend on a display that works. An
+interrupt never finds the state half changed: a press is handed to the loop like all else, and the
+thread that waits raises for it when it is done.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ from mgpu_magic.loop import Loop
 from mgpu_magic.messages import Exited, Stopped
 from mgpu_magic.options import Options, device_text
 from mgpu_magic.preparation import Preparation, prepare
+from mgpu_magic.presses import Presses
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
 from mgpu_magic.scratch import Scratch, shorten, sweep
 from mgpu_magic.sensors import WAIT_SECONDS, Sensors
 from mgpu_magic.snapshot import Reading
+from mgpu_magic.verdict import interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from mgpu_magic.execution import Results
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.journal import Journal
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
@@ -59,12 +62,11 @@ log = logging.getLogger("mgpu_magic")
 
 READING_SECONDS = 0.5
 SILENT_SECONDS = 2.5
-STOP_SECONDS = 5.0
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
 JOURNAL_SECONDS = 60.0  # for the rest of a journal, on a slow disk
-JOURNAL_STOP_SECONDS = 4.0  # the same where somebody waits for the end; below STOP_SECONDS
+JOURNAL_STOP_SECONDS = 3.0  # the same where a press waits for the end: less than it waits
 
 
 class Session:
@@ -80,6 +82,15 @@ class Session:
 
     def __init__(self, devices: Any = "all", *, launcher: Launcher | None = None) -> None:
         self._devices = device_text(devices) or "all"
+        self._closed = True
+        try:
+            with Presses():
+                self._open(launcher)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+    def _open(self, launcher: Launcher | None) -> None:
         self._scratch = Scratch()
         self._logs = self._scratch.path
         self._loop = Loop("mgpu-session", self._fail)
@@ -106,9 +117,9 @@ class Session:
         self._sensors = Sensors()
         self._sampling = False
         self._log_bytes: dict[int, int] = {}  # of the logs, as they were shown
-        self._closed = False
         self._owner = os.getpid()
-        atexit.register(self.close)
+        self._closed = False
+        atexit.register(self._close_at_exit)
 
     # --- for everyone ------------------------------------------------------------------------
 
@@ -143,36 +154,32 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        prepared = prepare(job, self._devices, self._known)
-        try:
-            self._loop.call(partial(self._begin, prepared, run))
-            while not run.done:
-                if observer is not None:
-                    observer = observer if shown(observer.update, run.snapshot) else None
-                run.wait(REFRESH_SECONDS)
-        except KeyboardInterrupt:
-            self._interrupt(run)
-            if not run.done:  # it never began
-                raise
-        finally:
-            prepared.abandon()
-            if not run.done:  # one more interrupt, wherever it hit: nothing may go on unseen
-                self._loop.post(partial(self._give_up, run))
-        if observer is not None:
-            shown(observer.finish, run.snapshot)
-        else:
-            for note in run.snapshot.job.notes:
-                log.warning(note)
-        return run.result()
+        with Presses(partial(self._on_press, run), partial(self._interrupted, run)) as presses:
+            prepared = self._prepared(job, presses)
+            try:
+                self._loop.call(partial(self._begin, prepared, run))
+                self._see_through(run, observer, presses)
+            except KeyboardInterrupt:  # the display hung
+                self._see_through(run, None, presses)
+            finally:
+                prepared.abandon()
+                if not run.done:  # nothing may go on unseen
+                    self._loop.post(partial(self._give_up, run))
+            return run.result(0)
 
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        prepared = prepare(job, self._devices, self._known)
         try:
-            self._loop.call(partial(self._begin, prepared, run))
-        finally:
-            prepared.abandon()
+            with Presses() as presses:
+                prepared = self._prepared(job, presses)
+                try:
+                    self._loop.call(partial(self._begin, prepared, run))
+                finally:
+                    prepared.abandon()
+        except KeyboardInterrupt:
+            self._loop.post(partial(self._give_up, run))
+            raise
         return run
 
     def stop(self) -> bool:
@@ -236,28 +243,33 @@ class Session:
         Raises:
             SpecError: A job is running.
         """
-        return self._loop.call(partial(self._dismiss, model))()
+        return self._await_gone(self._loop.call(partial(self._dismiss, model)))
 
     def restart(self) -> int:
         """Stop the running job and kill every worker; returns how many, once they are gone."""
-        return self._loop.call(self._kill_all)()
+        return self._await_gone(self._loop.call(self._kill_all))
 
     def close(self) -> None:
         """Stop the running job and end all workers. May be called again."""
         if self._closed or os.getpid() != self._owner:  # a process forked from the kernel
             return
-        atexit.unregister(self.close)
-        try:
-            self._loop.call(self._halt)
-            self.free()
-        finally:
-            self._closed = True
-            for number, (journal, *_) in list(self._ending.items()):
-                journal.wait(JOURNAL_STOP_SECONDS)
-                self._loop.post(partial(self._settle_late, number))
-            self._sensors.close()
-            self._loop.close()
-            self._scratch.close()
+        with Presses(lambda count: self._loop.post(self._kill_all)) as presses:
+            try:
+                self._loop.call(self._halt)
+                self._await_gone(self._loop.call(partial(self._dismiss, None)), presses)
+            finally:
+                self._closed = True
+                atexit.unregister(self._close_at_exit)
+                for number, (journal, *_) in list(self._ending.items()):
+                    journal.wait(JOURNAL_STOP_SECONDS)
+                    self._loop.post(partial(self._settle_late, number))
+                self._sensors.close()
+                self._loop.close()
+                self._scratch.close()
+
+    def _close_at_exit(self) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # that is what we are doing
+            self.close()
 
     def __enter__(self) -> Session:
         return self
@@ -269,6 +281,10 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _prepared(self, job: JobSpec, presses: Presses) -> Preparation:
+        with presses.breaking(0):  # prompts can be slow code of the user's
+            return prepare(job, self._devices, self._known)
 
     # --- a job, run by the loop --------------------------------------------------------------
 
@@ -350,17 +366,47 @@ class Session:
         if self._current is not None and self._current[1] is run:
             self._halt()
 
-    def _interrupt(self, run: Run) -> None:
-        """End the run after a KeyboardInterrupt; a second one ends its workers too."""
-        try:
-            self._stop(run)
-            run.wait(STOP_SECONDS)
-        except KeyboardInterrupt:
-            self.restart()
+    # --- a press, while a job is waited for ----------------------------------------------------
+
+    def _on_press(self, run: Run, count: int) -> None:
+        """Have the run end; from the second press on, its workers too."""
+        self._loop.post(partial(self._give_up, run))
+        if count > 1:
+            self._loop.post(lambda: self._current is None and self._kill_all())
+
+    def _see_through(self, run: Run, observer: Observer | None, presses: Presses) -> None:
+        """Show a run to its end, for which a press does not wait for ever."""
+        if presses.count:  # before the job began, it may be
+            self._on_press(run, presses.count)
+        while not run.done and not presses.overdue:
+            if observer is not None:
+                snapshot = run.snapshot
+                with presses.breaking():
+                    observer = observer if shown(observer.update, snapshot) else None
+            run.wait(REFRESH_SECONDS)
+        if run.done and observer is not None:
+            with presses.breaking():
+                shown(observer.finish, run.snapshot)
+        elif run.done:
+            for note in run.snapshot.job.notes:
+                log.warning(note)
+        while presses.count > 1 and not presses.overdue and self._loop.call(self._any_leaving):
+            time.sleep(GONE_POLL_SECONDS)
+
+    def _any_leaving(self) -> bool:
+        return any(worker.leaving for worker in self._fleet)
+
+    def _interrupted(self, run: Run) -> KeyboardInterrupt:
+        """What a press comes to, also one of the last moment."""
+        if isinstance(run.error, JobInterrupted):
+            return run.error
+        results = run.result() if run.done and run.error is None else None
+        results = getattr(run.error, "results", results)
+        return KeyboardInterrupt() if results is None else interrupted(results)
 
     # --- workers and devices -------------------------------------------------------------------
 
-    def _dismiss(self, model: str | None) -> Callable[[], int]:
+    def _dismiss(self, model: str | None) -> list[int]:
         if self._current is not None:
             raise SpecError("a job is running; stop it first (%multigpu stop)")
         known = {w.number: (w.spec.model_label, self._names[w.number][1]) for w in self._fleet}
@@ -370,19 +416,19 @@ class Session:
             raise SpecError(f"no worker holds {model!r}; loaded: {', '.join(loaded) or 'nothing'}")
         for number in numbers:
             self._fleet.retire(number)
-        return partial(self._await_gone, numbers)
+        return numbers
 
-    def _kill_all(self) -> Callable[[], int]:
+    def _kill_all(self) -> list[int]:
         self._halt()
         numbers = [worker.number for worker in self._fleet]
         for number in numbers:
             self._fleet.kill(number)
-        return partial(self._await_gone, numbers)
+        return numbers
 
-    def _await_gone(self, numbers: Sequence[int]) -> int:
+    def _await_gone(self, numbers: Sequence[int], presses: Presses | None = None) -> int:
         for _ in range(round(GONE_SECONDS / GONE_POLL_SECONDS)):  # no clock: we may be suspended
             alive = self._loop.call(lambda: [n for n in numbers if self._fleet.get(n)])
-            if not alive:
+            if not alive or (presses is not None and presses.overdue):
                 return len(numbers)
             time.sleep(GONE_POLL_SECONDS)
         threads = self._loop.call(

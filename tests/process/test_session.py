@@ -101,7 +101,7 @@ def test_stopping_gives_up_what_is_in_flight() -> None:
     assert abort.indices == (0, 1, 2)
 
 
-def test_an_interrupt_before_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_a_job_begins() -> None:
     """Where the job is then refused there is nothing to wait for: a plain KeyboardInterrupt."""
 
     class Slow(FakeLauncher):
@@ -109,7 +109,6 @@ def test_an_interrupt_before_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> No
             time.sleep(0.5)
             return super().start(worker, spec, emit)
 
-    monkeypatch.setattr(session, "STOP_SECONDS", 0.1)
     main = threading.get_ident()
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Session("cpu", launcher=Slow()) as busy:
