@@ -41,6 +41,7 @@ from mgpu_magic.devices import discover
 from mgpu_magic.errors import JobInterrupted, PlacementError, SpecError
 from mgpu_magic.following import follow, watch
 from mgpu_magic.options import Options
+from mgpu_magic.presses import Presses
 from mgpu_magic.sensors import WAIT_SECONDS
 from mgpu_magic.session import Session
 from mgpu_magic.snapshot import render_text
@@ -245,13 +246,18 @@ class MultiGPU(Magics):
     def _begin(self, job: JobSpec, name: str | None, *, shown: bool) -> Run:
         """Start a job that goes on after the cell; its results replace it in the variable."""
         run = self.session.submit(job)
-        if shown:
-            view = open_background_view(run.stop)
-            view.update(run.snapshot)  # from here, so that it stands under this cell
-            follow(run, view)
-        if name:
-            self.shell.user_ns[name] = run
-            run.then(partial(self._deliver, name))
+        try:
+            with Presses():
+                if shown:
+                    view = open_background_view(run.stop)
+                    view.update(run.snapshot)  # from here, so that it stands under this cell
+                    follow(run, view)
+                if name:
+                    self.shell.user_ns[name] = run
+                    run.then(partial(self._deliver, name))
+        except KeyboardInterrupt:
+            run.stop()
+            raise
         return run
 
     def _deliver(self, name: str, run: Run) -> None:

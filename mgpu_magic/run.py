@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mgpu_magic.snapshot import Snapshot
 
 LOOK_SECONDS = 1.0
+WAKE_SECONDS = 0.25
 
 
 class Run:
@@ -132,4 +133,14 @@ class Run:
         return True
 
     def __await__(self) -> Generator[Any, None, Results]:
-        return asyncio.wrap_future(self._future).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Results:
+        future = asyncio.wrap_future(self._future)
+        try:
+            # ipykernel 7 heeds an interrupt of an `await` when something else wakes its loop
+            while not future.done():
+                await asyncio.wait([future], timeout=WAKE_SECONDS)
+            return future.result()
+        finally:
+            future.cancel()

@@ -9,7 +9,6 @@ Each set of devices has its thread: one whose driver hangs is left behind.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -72,10 +71,11 @@ class Sensors:
             told.put(None)
 
         self._asked.put(act)
-        with contextlib.suppress(queue.Empty):
+        try:
             told.get(timeout=WAIT_SECONDS)
-            return True
-        return False
+        except queue.Empty:
+            return False
+        return True
 
     def close(self) -> None:
         """End the thread, once it has answered."""

@@ -66,7 +66,7 @@ GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machi
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
 JOURNAL_SECONDS = 60.0  # for the rest of a journal, on a slow disk
-JOURNAL_STOP_SECONDS = 3.0  # the same where a press waits for the end: less than it waits
+JOURNAL_STOP_SECONDS = 4.0  # the same where somebody waits for the end; below that of `presses`
 
 
 class Session:
@@ -154,8 +154,8 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
+        prepared = self._prepared(job)
         with Presses(partial(self._on_press, run), partial(self._interrupted, run)) as presses:
-            prepared = self._prepared(job, presses)
             try:
                 self._loop.call(partial(self._begin, prepared, run))
                 self._see_through(run, observer, presses)
@@ -170,16 +170,15 @@ class Session:
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
+        prepared = self._prepared(job)
         try:
-            with Presses() as presses:
-                prepared = self._prepared(job, presses)
-                try:
-                    self._loop.call(partial(self._begin, prepared, run))
-                finally:
-                    prepared.abandon()
+            with Presses():
+                self._loop.call(partial(self._begin, prepared, run))
         except KeyboardInterrupt:
             self._loop.post(partial(self._give_up, run))
             raise
+        finally:
+            prepared.abandon()
         return run
 
     def stop(self) -> bool:
@@ -282,9 +281,19 @@ class Session:
     ) -> None:
         self.close()
 
-    def _prepared(self, job: JobSpec, presses: Presses) -> Preparation:
-        with presses.breaking(0):  # prompts can be slow code of the user's
-            return prepare(job, self._devices, self._known)
+    def _prepared(self, job: JobSpec) -> Preparation:
+        prepared = None
+        try:
+            with (
+                Presses() as presses,
+                presses.breaking(0),
+            ):  # prompts can be slow code of the user's
+                prepared = prepare(job, self._devices, self._known)
+        except KeyboardInterrupt:
+            if prepared is not None:
+                prepared.abandon()
+            raise
+        return prepared
 
     # --- a job, run by the loop --------------------------------------------------------------
 
