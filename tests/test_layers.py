@@ -54,7 +54,7 @@ KERNEL = (
     {"ensemble"},
     {"execution"},
     {"run", "sensors"},
-    {"following"},
+    {"endings", "following"},
     {"session"},
     {"dashboard"},
     {"magic"},
