@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mgpu_magic import JobInterrupted, ResultSet, Session, SpecError
+from mgpu_magic import EngineError, JobInterrupted, ResultSet, Session, SpecError
 from mgpu_magic.options import Options
 from process.jobs import echo, ensemble, job, lines
 from process.living import eventually, start_script
@@ -71,6 +71,17 @@ def test_failures_are_tried_again(session: Session, tmp_path: Path) -> None:
     again = echo(session, ["a", "bad", "b"], engine_args={"fail_on": "bad"}, journal=journal)
     assert again.stats.recorded == 2
     assert again.failures == first.failures
+
+
+def test_a_model_that_cannot_be_loaded_any_more(session: Session, tmp_path: Path) -> None:
+    """It is an error, though the journal holds answers; they are in its results."""
+    journal = tmp_path / "answers.jsonl"
+    echo(session, ["a"], journal=journal)
+    args = {"fail_to_load": "no space"}
+    with pytest.raises(EngineError, match="no space") as caught:
+        echo(session, ["a", "b"], journal=journal, engine_args=args)
+    assert caught.value.results.texts == ["a", None]
+    assert len(lines(journal)) == 1
 
 
 def test_a_refused_job_leaves_the_journal_to_others(session: Session, tmp_path: Path) -> None:
