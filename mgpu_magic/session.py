@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.devices import Discovery, discover
+from mgpu_magic.endings import Endings
 from mgpu_magic.errors import JobInterrupted, SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mgpu_magic.ensemble import Results
-    from mgpu_magic.journal import Journal
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
@@ -65,8 +65,6 @@ SILENT_SECONDS = 2.5
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
-JOURNAL_SECONDS = 60.0  # for the rest of a journal, on a slow disk
-JOURNAL_STOP_SECONDS = 4.0  # the same where somebody waits for the end; below that of `presses`
 
 
 class Session:
@@ -111,8 +109,7 @@ class Session:
         self._unread: Mapping[str, Reading] = {}  # of the devices, where their driver hangs
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
-        # What is over but for its journal, by number of the job.
-        self._ending: dict[int, tuple[Journal, Run, Results | BaseException, Snapshot]] = {}
+        self._endings = Endings(self._loop)
         self._last: Results | None = None
         self._sensors = Sensors()
         self._sampling = False
@@ -259,9 +256,7 @@ class Session:
             finally:
                 self._closed = True
                 atexit.unregister(self._close_at_exit)
-                for number, (journal, *_) in list(self._ending.items()):
-                    journal.wait(JOURNAL_STOP_SECONDS)
-                    self._loop.post(partial(self._settle_late, number))
+                self._endings.close()
                 self._sensors.close()
                 self._loop.close()
                 self._scratch.close()
@@ -343,22 +338,8 @@ class Session:
         self._hand_out(execution, run, self._last if error is None else error)
 
     def _hand_out(self, execution: Execution, run: Run, outcome: Results | BaseException) -> None:
-        """Give the run what it came to; where it has a journal, once that is on the disk."""
         final = self._progress.snapshot()
-        if execution.journal is None:
-            run.settle(outcome, final)
-            return
-        self._ending[execution.number] = execution.journal, run, outcome, final
-        settle = partial(self._settle_late, execution.number)  # a timer that holds no results
-        execution.journal.end(partial(self._loop.post, settle))
-        stopped = isinstance(outcome, JobInterrupted)
-        self._loop.later(JOURNAL_STOP_SECONDS if stopped else JOURNAL_SECONDS, settle)
-
-    def _settle_late(self, number: int) -> None:
-        if number in self._ending:  # else it was overdue
-            journal, run, outcome, final = self._ending.pop(number)
-            notes = tuple(dict.fromkeys((*final.job.notes, *journal.notes)))
-            run.settle(outcome, replace(final, job=replace(final.job, notes=notes)))
+        self._endings.hand_out(execution.number, execution.journal, run, outcome, final)
 
     def _halt(self) -> None:
         if self._current is not None:

@@ -63,7 +63,7 @@ KERNEL = (
     {"verdict"},
     {"execution"},
     {"run", "sensors"},
-    {"following"},
+    {"endings", "following"},
     {"session"},
     {"dashboard"},
     {"magic"},
