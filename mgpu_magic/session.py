@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.check import check
 from mgpu_magic.devices import Discovery, discover
 from mgpu_magic.errors import SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
@@ -42,11 +43,13 @@ from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
 from mgpu_magic.sensors import Sensors
+from mgpu_magic.survey import Living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from mgpu_magic.check import Check
     from mgpu_magic.execution import Results
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
@@ -134,7 +137,7 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        begin = partial(self._begin, prepare(job, self._devices), run)
+        begin = partial(self._begin, self._prepare(job), run)
         try:
             self._loop.call(begin)
             while not run.done:
@@ -155,10 +158,27 @@ class Session:
                 log.warning(note)
         return run.result()
 
+    def check(self, model: Any = None, **options: Any) -> Check:
+        """What is known of a model before it is loaded: its figures, and where it fits.
+
+        Args:
+            model: Hub id, local directory, or a dict of engine arguments holding `model`.
+            options: The other attributes of `mgpu_magic.options.Options`.
+
+        Raises:
+            SpecError: An option is wrong, or there is no such directory.
+            PlacementError: There are too few devices.
+        """
+        return self.check_job(Options.of(**{"prompts": (), **options}, model=model).job())
+
+    def check_job(self, job: JobSpec) -> Check:
+        """The same for the models of a job."""
+        return check(job, self._devices, self._loop.call(self._living))
+
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        self._loop.call(partial(self._begin, prepare(job, self._devices), run))
+        self._loop.call(partial(self._begin, self._prepare(job), run))
         return run
 
     def stop(self) -> bool:
@@ -248,6 +268,9 @@ class Session:
     ) -> None:
         self.close()
 
+    def _prepare(self, job: JobSpec) -> Preparation:
+        return prepare(job, self._devices, self._loop.call(self._living))
+
     # --- a job, run by the loop --------------------------------------------------------------
 
     def _begin(self, prepared: Preparation, run: Run) -> None:
@@ -268,7 +291,7 @@ class Session:
         if not self._sampling:
             self._sample()
         execution.begin()
-        for note in prepared.discovery.notes:
+        for note in (*prepared.discovery.notes, *prepared.notes):
             self._progress.note(note)
         self._settle()
 
@@ -390,6 +413,13 @@ class Session:
                 if worker.handle is not None:
                     pids.setdefault(device.label, []).append(worker.handle.pid)
         return pids
+
+    def _living(self) -> list[Living]:
+        return [
+            Living(worker.spec, worker.handle.pid, worker.leaving)
+            for worker in self._fleet
+            if worker.handle is not None
+        ]
 
     # --- called by the loop ------------------------------------------------------------------
 

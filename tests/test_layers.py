@@ -22,7 +22,7 @@ SOURCE = Path(mgpu_magic.__file__).parent
 
 # The parts (modules, and packages with all their modules), lowest first. A part may import what
 # stands in the lines before its own. Kernel and worker share DATA.
-DATA = ({"errors", "outcomes"}, {"sendable"}, {"spec"}, {"messages"})
+DATA = ({"budgets", "errors", "outcomes"}, {"sendable"}, {"spec"}, {"messages"})
 KERNEL = (
     *DATA,
     {
@@ -43,10 +43,12 @@ KERNEL = (
     {"pictures"},
     {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},
-    {"nvml", "results"},
-    {"devices"},
+    {"checkpoint", "nvml", "results"},
+    {"devices", "fit"},
+    {"preflight"},
+    {"survey"},
     {"averages", "fleet", "preparation"},
-    {"ensemble"},
+    {"check", "ensemble"},
     {"execution"},
     {"run", "sensors"},
     {"following"},
