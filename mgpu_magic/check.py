@@ -105,6 +105,8 @@ def _model(model: ModelSpec, world: World) -> Iterator[Table]:
 def _figures(name: str, plan: Plan) -> list[str]:
     """Two lines: its size, and what a sequence costs."""
     checkpoint = plan.checkpoint
+    if checkpoint.place is None:
+        return [f"{name}: {_stored(checkpoint)}"]
     parts = [
         _count(checkpoint.parameters) + " parameters" if checkpoint.parameters else "",
         _stored(checkpoint),
@@ -161,7 +163,7 @@ def _row(plan: Plan, world: World, found: Sequence[Finding]) -> Sequence[str]:
         f"{plan.spec.label} {device.name}",
         _gib(total),
         _gib(free),
-        _gib(needed.weights_bytes),
+        "n/a" if needed.weights_bytes is None else _size(needed.weights_bytes),
         "n/a" if room is None else f"about {gib(max(0, room))} GiB",
         sequences or "n/a",
         _fits(plan, found),
@@ -218,6 +220,8 @@ def _verdict(plans: Sequence[Plan], world: World, found: Sequence[Finding]) -> s
         return "It may fit with a change; see below."
     if "not known" in answers.values():
         return "Whether it fits is not known."
+    if any(f.severity == "refuse" and f.what not in ("memory", "host memory") for f in found):
+        return "It cannot be loaded here; see below."
     total, _ = _memory(plans[0].spec.devices[0], world)
     if total and (larger := fitting_size(plans[0], total, world.devices)):
         return f"It fits with --tensor-parallel-size {larger}: {larger} devices hold one copy."

@@ -267,17 +267,21 @@ def _tensors(file: Path, troubles: list[Trouble]) -> list[_Tensor]:
             start = opened.read(8)
             if start == b"version ":
                 raise _LfsPointerError
+            if len(start) < 8:
+                raise ValueError(f"it has {len(start)} bytes")
             (length,) = struct.unpack("<Q", start)
             if not 2 <= length <= MAX_HEADER_BYTES:
-                raise ValueError(f"its header would have {length} bytes")
+                raise ValueError(f"its header would have {length:,} bytes")
             header = json.loads(opened.read(length))
             found = list(_listed(header))
+            if not found:
+                raise ValueError("it holds no tensors")
             end = max(e["data_offsets"][1] for e in header.values() if "data_offsets" in e)
             size = os.fstat(opened.fileno()).st_size
     except _LfsPointerError:
         what = f"{file.name} holds the address of the weights in place of them (Git LFS)"
         troubles.append(Trouble(what=what, fix="run `git lfs pull` there", certain=True))
-    except (OSError, struct.error, ValueError, RecursionError, *_ODD) as error:
+    except (OSError, ValueError, RecursionError, *_ODD) as error:
         text = str(error) if type(error) is ValueError else type(error).__name__
         what = f"{file.name} is no safetensors file that can be read ({text})"
         troubles.append(Trouble(what=what, fix="download the model again"))

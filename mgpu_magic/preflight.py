@@ -239,11 +239,12 @@ def _of_plan(plan: Plan, world: World) -> Iterator[Finding]:
         yield _finding(plan, severity, "files", trouble.what, "", _sentence(trouble.fix))
     if spec.devices[0].kind == "cuda":
         yield from _build(plan, world)
-        for device in spec.devices:
-            yield from _card(plan, device, world.build)
         needed = need(spec, checkpoint)
         for device in spec.devices:
-            yield from _memory(plan, device, needed, world)
+            cards = list(_card(plan, device, world.build))
+            yield from cards
+            if not any(card.what == "card" and card.severity == "refuse" for card in cards):
+                yield from _memory(plan, device, needed, world)
 
 
 def _hub(plan: Plan, world: World) -> Iterator[Finding]:
@@ -251,7 +252,8 @@ def _hub(plan: Plan, world: World) -> Iterator[Finding]:
     name = plan.spec.model_label
     if checkpoint.place is None:
         if world.offline:
-            value = f"{name!r} is no directory here, and not in {checkpoint.looked_in}"
+            what = "this" if name == plan.model else repr(name)
+            value = f"{what} is no directory here, and is not in {checkpoint.looked_in}"
             rule = f"{world.offline} forbids the hub"
             fix = "Pass the directory that holds config.json, or unset the variable."
             yield _finding(plan, "refuse", "hub", value, rule, fix)

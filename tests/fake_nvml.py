@@ -105,15 +105,18 @@ def build(directory: Path, *, v2: bool = True) -> Path:
     return library
 
 
-def write_config(path: Path, gpus: Sequence[FakeGpu], init_error: int = 0) -> None:
+def write_config(
+    path: Path, gpus: Sequence[FakeGpu], init_error: int = 0, *, cuda: int = 0
+) -> None:
     """Say what the library answers from now on.
 
     Args:
         path: The file that `environment` names.
         gpus: The GPUs of the machine, in PCI order.
         init_error: NVML code that starting the library returns.
+        cuda: The newest CUDA that the driver runs, such as 12040; 0: it does not say.
     """
-    lines = [f"init {init_error}", *(line for gpu in gpus for line in gpu.lines())]
+    lines = [f"init {init_error}", f"cuda {cuda}", *(line for gpu in gpus for line in gpu.lines())]
     draft = path.with_name(f"{path.name}.draft")
     draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
     draft.replace(path)  # at once: a reader never meets half a file

@@ -46,7 +46,9 @@ class Kernel:
             stdout=subprocess.PIPE,
             env={
                 **os.environ,
-                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+                ),
                 **fake_nvml.environment(directory, self._config),
             },
         )

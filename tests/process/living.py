@@ -49,6 +49,11 @@ def eventually(condition: Callable[[], object], seconds: float = 5.0) -> bool:
     return False
 
 
+def importable() -> str:
+    """The modules of the tests, beside what this process can import."""
+    return os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+
+
 def start_script(folder: Path, body: str, **environ: str) -> subprocess.Popen[str]:
     """Start a plain script, without a main guard; it may import the modules of the tests."""
     script = folder / "script.py"
@@ -56,7 +61,7 @@ def start_script(folder: Path, body: str, **environ: str) -> subprocess.Popen[st
     return subprocess.Popen(
         [sys.executable, script],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environ},
+        env={**os.environ, "PYTHONPATH": importable(), **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
