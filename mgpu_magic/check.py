@@ -18,17 +18,10 @@ from typing import TYPE_CHECKING
 
 from mgpu_magic.budgets import GIB
 from mgpu_magic.devices import discover
+from mgpu_magic.findings import Seen, gib, table
 from mgpu_magic.fit import RESERVE_BYTES, budget_bytes, need
 from mgpu_magic.placement import place
-from mgpu_magic.preflight import (
-    Seen,
-    findings,
-    fitting_size,
-    gib,
-    no_disk,
-    substitutions,
-    table,
-)
+from mgpu_magic.preflight import findings, fitting_size, no_disk, substitutions
 from mgpu_magic.preparation import located, plans_of, settled
 from mgpu_magic.snapshot import Reading
 from mgpu_magic.survey import look_around
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mgpu_magic.checkpoint import Checkpoint
-    from mgpu_magic.preflight import Finding, Plan, World
+    from mgpu_magic.findings import Finding, Plan, World
     from mgpu_magic.spec import Device, JobSpec, ModelSpec
     from mgpu_magic.survey import Living
 

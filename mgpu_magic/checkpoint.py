@@ -7,33 +7,26 @@ headers of the safetensors files ───┘
 ```
 
 Whatever the files do not say is None; what is wrong with them is a trouble, never an exception.
-Imports `weights` alone.
+Imports `headers` and `weights` alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import struct
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.headers import Trouble, tensors_of
 from mgpu_magic.weights import WEIGHT_FILES, hub_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
+
+    from mgpu_magic.headers import Tensor
 
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
-BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F4": 4, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8,
-    "BOOL": 8,
-}  # fmt: skip
-"""Bits of a number by its type in a safetensors file."""
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -54,21 +47,6 @@ class Quantization:
     def __str__(self) -> str:
         details = [self.scheme] if self.scheme else [f"{self.bits} bit"] * bool(self.bits)
         return " ".join([self.method, *(f"({detail})" for detail in details)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """What is wrong with the files.
-
-    Attributes:
-        what: The file and what is wrong with it.
-        fix: What to do.
-        certain: Whether no engine can load it so.
-    """
-
-    what: str
-    fix: str
-    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +138,7 @@ def _read(
     looked_in = path
     if not path.is_dir():
         looked_in = Path(cache) if cache else hub_cache(environ)
-        looked_in /= "models--" + model.partition(":")[0].replace("/", "--")
+        looked_in /= "models--" + _repository(model).replace("/", "--")
         folder = _snapshot(looked_in, revision or "main")
     if folder is None:
         return Checkpoint(looked_in=looked_in)
@@ -176,7 +154,7 @@ def _read(
         tensor
         for file in present
         if file.suffix == ".safetensors"
-        for tensor in _tensors(file, troubles)
+        for tensor in tensors_of(file, troubles)
         if not (tied and tensor.name == "lm_head.weight")
     ]
     headed = bool(tensors) and not missing and not troubles
@@ -203,6 +181,12 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
+
+
+def _repository(model: str) -> str:
+    """The hub's name in vLLM's names of GGUF files: `owner/name:Q4_K_M`, `owner/name/a.gguf`."""
+    name = model.partition(":")[0]
+    return "/".join(name.split("/")[:2]) if name.endswith(".gguf") else name
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -253,60 +237,6 @@ def _json(file: Path, troubles: list[Trouble]) -> dict[str, Any]:
     return dict(_mapping(read))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    name: str
-    type: str
-    count: int
-    size: int
-
-
-def _tensors(file: Path, troubles: list[Trouble]) -> list[_Tensor]:
-    try:
-        with file.open("rb") as opened:
-            start = opened.read(8)
-            if start == b"version ":
-                raise _LfsPointerError
-            if len(start) < 8:
-                raise ValueError(f"it has {len(start)} bytes")
-            (length,) = struct.unpack("<Q", start)
-            if not 2 <= length <= MAX_HEADER_BYTES:
-                raise ValueError(f"its header would have {length:,} bytes")
-            header = json.loads(opened.read(length))
-            found = list(_listed(header))
-            if not found:
-                raise ValueError("it holds no tensors")
-            end = max(e["data_offsets"][1] for e in header.values() if "data_offsets" in e)
-            size = os.fstat(opened.fileno()).st_size
-    except _LfsPointerError:
-        what = f"{file.name} holds the address of the weights in place of them (Git LFS)"
-        troubles.append(Trouble(what=what, fix="run `git lfs pull` there", certain=True))
-    except (OSError, ValueError, RecursionError, *_ODD) as error:
-        text = str(error) if type(error) is ValueError else type(error).__name__
-        what = f"{file.name} is no safetensors file that can be read ({text})"
-        troubles.append(Trouble(what=what, fix="download the model again"))
-    else:
-        if 8 + length + end <= size:
-            return found
-        what = f"{file.name} is cut: it has {size:,} of {8 + length + end:,} bytes"
-        troubles.append(Trouble(what=what, fix="download the model again", certain=True))
-    return []
-
-
-class _LfsPointerError(Exception):
-    """A text of three lines in place of a large file."""
-
-
-_ODD = (TypeError, KeyError, AttributeError, IndexError)  # a header of another shape
-
-
-def _listed(header: Mapping[str, Any]) -> Iterator[_Tensor]:
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            yield _Tensor(name, str(entry["dtype"]), prod(entry["shape"]), end - begin)
-
-
 # --- what they mean --------------------------------------------------------------------------
 
 _ASIDE = (
@@ -315,7 +245,7 @@ _ASIDE = (
 )  # fmt: skip
 
 
-def _parameters(tensors: Iterable[_Tensor], packed: Quantization | None) -> int | None:
+def _parameters(tensors: Iterable[Tensor], packed: Quantization | None) -> int | None:
     """Weights, those that are packed into larger numbers one by one."""
     count = 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""What can be known to go wrong before a model is loaded, as values.
+"""What can be known to go wrong before a model is loaded.
 
 ```
 WorkerSpecs, Checkpoints ──┐
@@ -6,16 +6,16 @@ WorkerSpecs, Checkpoints ──┐
 World: devices, host ──────┘            └──> warnings: a line each     (warn)
 ```
 
-Refused is only what is certain; what nobody knows is no finding. Pure; imports `budgets`,
-`checkpoint`, `fit`, `snapshot`, `spec` and `tables` alone.
+Refused is only what is certain; what nobody knows is no finding. Pure; imports `findings`, what
+that imports, `fit` and `host` alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from mgpu_magic.budgets import GIB, cpu_cache_gib
+from mgpu_magic.findings import Seen, capitalised, chip, finding, gib, version
 from mgpu_magic.fit import (
     RESERVE_BYTES,
     asked_dtype,
@@ -26,191 +26,32 @@ from mgpu_magic.fit import (
     parallel_sizes,
     utilization,
 )
+from mgpu_magic.host import counted
 from mgpu_magic.snapshot import Reading
-from mgpu_magic.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from mgpu_magic.checkpoint import Checkpoint, Quantization
+    from mgpu_magic.checkpoint import Quantization
+    from mgpu_magic.findings import Build, Finding, Plan, Severity, World
     from mgpu_magic.fit import Need
-    from mgpu_magic.spec import Device, WorkerSpec
-
-Severity = Literal["refuse", "warn", "note"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong, or worth knowing.
-
-    Attributes:
-        severity: `"refuse"`: it cannot work; `"warn"`: it may fail; `"note"`: good to know.
-        model: Name of the model.
-        devices: Labels of the devices that it is about; empty: the machine, or the files.
-        what: What it is about, in a word.
-        value: What there is.
-        rule: What it breaks.
-        fix: What to do.
-        passing: Whether it may be over in a moment, such as memory that is being given back.
-    """
-
-    severity: Severity
-    model: str
-    devices: tuple[str, ...] = ()
-    what: str
-    value: str
-    rule: str
-    fix: str
-    passing: bool = False
-
-    @property
-    def where(self) -> str:
-        """Its devices as one would list them."""
-        return ", ".join(self.devices)
-
-    @property
-    def says(self) -> str:
-        """Value and rule."""
-        return f"{self.value}; {self.rule}" if self.rule else self.value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupant:
-    """A process that uses a GPU and is none of our workers.
-
-    Attributes:
-        pid: As the driver counts; in a container that is another number.
-        name: What it is; empty where that is not known.
-        used_bytes: Its memory there, where known.
-    """
-
-    pid: int
-    name: str = ""
-    used_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A GPU as it was found.
-
-    Attributes:
-        reading: Its memory.
-        busy: Whether a worker of ours is on it, which will be gone before a model is loaded.
-        others: Who else is.
-    """
-
-    reading: Reading
-    busy: bool = False
-    others: tuple[Occupant, ...] = ()
-
-    @property
-    def free_bytes(self) -> int | None:
-        """Memory that a new worker will find; None where nobody can tell."""
-        free = self.reading.free_bytes
-        if free is None or (self.busy and self.reading.own_bytes is None):
-            return None
-        return free + (self.reading.own_bytes or 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """An installed package and the CUDA that it was built for."""
-
-    name: str
-    cuda: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """The machine; None: not known.
-
-    Attributes:
-        devices: All devices of the job.
-        seen: GPUs by label.
-        free_bytes: Host memory that is free, or will be once our workers are gone.
-        total_bytes: Host memory.
-        driver_cuda: The newest CUDA that the driver runs.
-        build: The installed torch.
-        offline: The variable that forbids the hub; empty: it may be asked.
-        disk_bytes: Free on the disk of the hub's cache.
-        cpu_cache_bytes: What the user set for vLLM's KV cache on CPU devices.
-    """
-
-    devices: Sequence[Device]
-    seen: Mapping[str, Seen] = field(default_factory=dict)
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    driver_cuda: tuple[int, int] | None = None
-    build: Build | None = None
-    offline: str = ""
-    disk_bytes: int | None = None
-    cpu_cache_bytes: int | None = None
-
-    def cache_bytes(self, spec: WorkerSpec) -> int:
-        """KV cache that a vLLM worker on a CPU device will take."""
-        asked = spec.engine_args.get("kv_cache_memory_bytes") or self.cpu_cache_bytes
-        return asked or cpu_cache_gib(self.free_bytes or 0, spec.host_share) * GIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A worker that is to load a model: its model's name and files, and its turn."""
-
-    model: str
-    spec: WorkerSpec
-    checkpoint: Checkpoint
-    wave: int = 0
+    from mgpu_magic.spec import Device
 
 
 def findings(plans: Sequence[Plan], world: World) -> tuple[Finding, ...]:
     """All that is known to be wrong, what refuses first; alike on several devices: once."""
     found: dict[Finding, list[str]] = {}
     for plan in plans:
-        for finding in _of_plan(plan, world):
-            found.setdefault(replace(finding, devices=()), []).extend(finding.devices)
-    for finding in _of_host(plans, world):
-        found.setdefault(finding, [])
+        for one in _of_plan(plan, world):
+            found.setdefault(replace(one, devices=()), []).extend(one.devices)
+    for one in _of_host(plans, world):
+        found.setdefault(one, [])
     joined = [
-        replace(finding, devices=tuple(dict.fromkeys((*finding.devices, *labels))))
-        for finding, labels in found.items()
+        replace(one, devices=tuple(dict.fromkeys((*one.devices, *labels))))
+        for one, labels in found.items()
     ]
     order: tuple[Severity, ...] = ("refuse", "warn", "note")
-    return tuple(sorted(joined, key=lambda finding: order.index(finding.severity)))
-
-
-def refusal(found: Iterable[Finding]) -> str:
-    """The error of those that refuse: a sentence, or a table; empty where there are none."""
-    refused = [finding for finding in found if finding.severity == "refuse"]
-    if len(refused) == 1:
-        return sentence(refused[0])
-    if not refused:
-        return ""
-    models = ", ".join(dict.fromkeys(finding.model for finding in refused))
-    return table(refused, headline=f"{models} cannot be loaded:").text()
-
-
-def sentence(finding: Finding) -> str:
-    """A finding on a line of its own."""
-    parts = [finding.model, *([finding.where] if finding.devices else []), finding.says]
-    return f"{': '.join(parts)}. {finding.fix}"
-
-
-def table(found: Sequence[Finding], headline: str = "") -> Table:
-    """Findings below each other."""
-    several = len({finding.model for finding in found}) > 1
-    return Table(
-        headlines=[headline] if headline else [],
-        header=[*(["model"] if several else []), "device", "finding", "fix"],
-        rows=[
-            [*([f.model] if several else []), f.where or "-", f.says, f.fix]
-            for f in found
-        ],
-    )  # fmt: skip
-
-
-def gib(count: float) -> str:
-    """`"14.2"`: GiB with one digit."""
-    return f"{count / GIB:.1f}"
+    return tuple(sorted(joined, key=lambda one: order.index(one.severity)))
 
 
 def substitutions(pairs: Iterable[tuple[Plan, Plan]]) -> tuple[str, ...]:
@@ -218,13 +59,13 @@ def substitutions(pairs: Iterable[tuple[Plan, Plan]]) -> tuple[str, ...]:
     said: dict[tuple[str, str, str], list[str]] = {}
     for before, after in pairs:
         if before.spec != after.spec:
-            chips = [_chip(device) for device in after.spec.devices if lacks_bfloat16(device)]
+            chips = [chip(device) for device in after.spec.devices if lacks_bfloat16(device)]
             key = after.model, str(after.spec.engine_args["dtype"]), chips[0]
             said.setdefault(key, []).append(after.spec.label)
     return tuple(
-        f"{model}: {', '.join(labels)}: {dtype} instead of the model's bfloat16, which {chip} "
+        f"{model}: {', '.join(labels)}: {dtype} instead of the model's bfloat16, which {card} "
         "does not have."
-        for (model, dtype, chip), labels in said.items()
+        for (model, dtype, card), labels in said.items()
     )
 
 
@@ -236,7 +77,7 @@ def _of_plan(plan: Plan, world: World) -> Iterator[Finding]:
     yield from _hub(plan, world)
     for trouble in checkpoint.troubles:
         severity: Severity = "refuse" if trouble.certain else "warn"
-        yield _finding(plan, severity, "files", trouble.what, "", _sentence(trouble.fix))
+        yield finding(plan, severity, "files", trouble.what, "", capitalised(trouble.fix))
     if spec.devices[0].kind == "cuda":
         yield from _build(plan, world)
         needed = need(spec, checkpoint)
@@ -256,7 +97,7 @@ def _hub(plan: Plan, world: World) -> Iterator[Finding]:
             value = f"{what} is no directory here, and is not in {checkpoint.looked_in}"
             rule = f"{world.offline} forbids the hub"
             fix = "Pass the directory that holds config.json, or unset the variable."
-            yield _finding(plan, "refuse", "hub", value, rule, fix)
+            yield finding(plan, "refuse", "hub", value, rule, fix)
         return
     if not checkpoint.missing:
         return
@@ -269,7 +110,7 @@ def _hub(plan: Plan, world: World) -> Iterator[Finding]:
         if not local:
             rule += f", and {world.offline} forbids the hub"
         fix = "Copy the rest there." if local else "Download the rest, or unset the variable."
-        yield _finding(plan, "refuse", "files", value, rule, fix)
+        yield finding(plan, "refuse", "files", value, rule, fix)
     elif checkpoint.total_bytes and world.disk_bytes is not None:
         left = checkpoint.total_bytes - (checkpoint.stored_bytes or 0)
         if left > world.disk_bytes:
@@ -280,21 +121,21 @@ def no_disk(plan: Plan, wanted: int, free: int) -> Finding:
     """A download that is larger than what is free."""
     value = f"{gib(wanted)} GiB are to be downloaded"
     rule = f"{gib(free)} GiB are free in {plan.checkpoint.looked_in}"
-    return _finding(plan, "warn", "disk", value, rule, "Set HF_HOME to a folder of a larger disk.")
+    return finding(plan, "warn", "disk", value, rule, "Set HF_HOME to a folder of a larger disk.")
 
 
 def _build(plan: Plan, world: World) -> Iterator[Finding]:
     build, driver = world.build, world.driver_cuda
     if build is None or build.cuda is None or driver is None or driver >= build.cuda:
         return
-    value = f"{build.name} is built for CUDA {_version(build.cuda)}"
-    rule = f"the driver runs CUDA {_version(driver)}"
+    value = f"{build.name} is built for CUDA {version(build.cuda)}"
+    rule = f"the driver runs CUDA {version(driver)}"
     if driver[0] < build.cuda[0]:
         fix = f"Update the driver, or install a build for CUDA {driver[0]}."
-        yield _finding(plan, "refuse", "driver", value, rule, fix)
+        yield finding(plan, "refuse", "driver", value, rule, fix)
     else:
         fix = "That works as a rule: both are of one major version."
-        yield _finding(plan, "note", "driver", value, rule, fix)
+        yield finding(plan, "note", "driver", value, rule, fix)
 
 
 VLLM_CAPABILITY = (7, 0)
@@ -305,29 +146,29 @@ def _card(plan: Plan, device: Device, build: Build | None) -> Iterator[Finding]:
     """What the card's generation cannot do."""
     if device.capability is None:
         return
-    chip, where = _chip(device), (device.label,)
+    card, where = chip(device), (device.label,)
     if device.capability < VLLM_CAPABILITY:
         if plan.spec.engine == "vllm":
-            rule = f"vLLM needs compute capability {_version(VLLM_CAPABILITY)}"
+            rule = f"vLLM needs compute capability {version(VLLM_CAPABILITY)}"
             fix = "Choose T4 x2 or L4 x4 on Kaggle, or --engine transformers."
-            yield _finding(plan, "refuse", "card", f"the device is a {chip}", rule, fix, where)
+            yield finding(plan, "refuse", "card", f"the device is a {card}", rule, fix, where)
             return
         if build is not None and build.cuda is not None and build.cuda >= BUILDS_WITHOUT_OLD_CARDS:
-            value = f"the device is a {chip}"
+            value = f"the device is a {card}"
             rule = f"{build.name} may have no code for it"
             fix = "Install a build for CUDA 12.6, or choose another GPU."
-            yield _finding(plan, "warn", "card", value, rule, fix, where)
+            yield finding(plan, "warn", "card", value, rule, fix, where)
     if asked_dtype(plan.spec.engine_args) == "bfloat16" and lacks_bfloat16(device):
-        rule = f"{chip} does not have it (8.0 does)"
+        rule = f"{card} does not have it (8.0 does)"
         fix = 'Use dtype="half", or leave dtype out.'
-        yield _finding(plan, "refuse", "dtype", 'dtype is "bfloat16"', rule, fix, where)
+        yield finding(plan, "refuse", "dtype", 'dtype is "bfloat16"', rule, fix, where)
     packed = plan.checkpoint.quantization
     least = None if packed is None or plan.spec.engine != "vllm" else _least(packed)
     if least is not None and device.capability < least:
         value = f"the weights are {packed}"
-        rule = f"vLLM needs {_version(least)} for it, and this is a {chip}"
+        rule = f"vLLM needs {version(least)} for it, and this is a {card}"
         fix = "Use another quantisation of the model (AWQ runs from 7.5 on, GPTQ from 6.0 on)."
-        yield _finding(plan, "refuse", "quantisation", value, rule, fix, where)
+        yield finding(plan, "refuse", "quantisation", value, rule, fix, where)
 
 
 _LEAST = {
@@ -367,19 +208,19 @@ def _memory(plan: Plan, device: Device, needed: Need, world: World) -> Iterator[
             rule = f"vLLM may use {gib(allowed)} of {gib(total)} GiB ({_percentage(args)})"
         severity: Severity = "refuse" if needed.certain else "warn"
         fix = _smaller(plan, total, world)
-        yield _finding(plan, severity, "memory", value, rule, fix, where)
+        yield finding(plan, severity, "memory", value, rule, fix, where)
         return
     free = seen.free_bytes
     if free is not None and free < weights:
         rule = f"{gib(free)} of {gib(total)} GiB are free{_used_by(seen)}"
         fix = "Free the device, or choose others with --devices."
         severity = "refuse" if needed.certain else "warn"
-        yield _finding(plan, severity, "memory", value, rule, fix, where, passing=True)
+        yield finding(plan, severity, "memory", value, rule, fix, where, passing=True)
     elif free is not None and allowed is not None and free < allowed:
         rule = f"vLLM asks for {gib(allowed)} ({_percentage(args)}) and will not start"
         value = f"{gib(free)} of {gib(total)} GiB are free{_used_by(seen)}"
         fix = _lower_share(needed, free, total)
-        yield _finding(plan, "warn", "memory", value, rule, fix, where, passing=True)
+        yield finding(plan, "warn", "memory", value, rule, fix, where, passing=True)
     elif allowed is not None and needed.cache_bytes is not None:
         room = allowed - weights - RESERVE_BYTES
         if needed.cache_bytes > room and needed.max_model_len:
@@ -389,7 +230,7 @@ def _memory(plan: Plan, device: Device, needed: Need, world: World) -> Iterator[
             )
             rule = f"beside the weights there are about {gib(max(room, 0))}"
             fix = _shorter(plan, needed, room, total, world)
-            yield _finding(plan, "warn", "cache", value, rule, fix, where)
+            yield finding(plan, "warn", "cache", value, rule, fix, where)
 
 
 def _smaller(plan: Plan, total: int, world: World) -> str:
@@ -459,7 +300,7 @@ def _of_host(plans: Sequence[Plan], world: World) -> Iterator[Finding]:
             value = f"the weights' files have {gib(stored)} GiB"
             rule = f"{gib(free)} GiB of host memory are free"
             fix = "Loading may be slow, or be ended by the system: free some memory."
-            yield _finding(plan, "warn", "host memory", value, rule, fix)
+            yield finding(plan, "warn", "host memory", value, rule, fix)
 
 
 def _cpu_memory(plans: Sequence[Plan], free: int, world: World) -> Iterator[Finding]:
@@ -474,7 +315,7 @@ def _cpu_memory(plans: Sequence[Plan], free: int, world: World) -> Iterator[Find
         if total is not None and weights > total and needed.certain:
             value, rule = f"the weights take {gib(weights)} GiB", f"the host has {gib(total)} GiB"
             fix = "Use a smaller model, or a quantised one."
-            yield _finding(plan, "refuse", "host memory", value, rule, fix)
+            yield finding(plan, "refuse", "host memory", value, rule, fix)
             return
         sums += weights
         if plan.spec.engine == "vllm":
@@ -482,49 +323,7 @@ def _cpu_memory(plans: Sequence[Plan], free: int, world: World) -> Iterator[Find
     if sums + caches > free:
         count = len(plans)
         cache = f" with {gib(caches)} GiB of KV cache" if caches else ""
-        value = f"{_counted(count, 'worker')} would take {gib(sums)} GiB of weights{cache}"
+        value = f"{counted(count, 'worker')} would take {gib(sums)} GiB of weights{cache}"
         rule = f"{gib(free)} GiB of host memory are free"
         fewer = f"--devices cpu:{count - 1 or 1}" if count > 1 else "a smaller model"
-        yield _finding(plans[0], "warn", "host memory", value, rule, f"Use {fewer}.")
-
-
-# --- words -----------------------------------------------------------------------------------
-
-
-def _finding(
-    plan: Plan,
-    severity: Severity,
-    what: str,
-    value: str,
-    rule: str,
-    fix: str,
-    where: tuple[str, ...] = (),
-    *,
-    passing: bool = False,
-) -> Finding:
-    return Finding(
-        severity=severity,
-        model=plan.model,
-        devices=where,
-        what=what,
-        value=value,
-        rule=rule,
-        fix=fix,
-        passing=passing,
-    )
-
-
-def _chip(device: Device) -> str:
-    return f"{device.name} ({_version(device.capability or (0, 0))})"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def _version(version: tuple[int, int]) -> str:
-    return "{}.{}".format(*version)
+        yield finding(plans[0], "warn", "host memory", value, rule, f"Use {fewer}.")

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from mgpu_magic.checkpoint import Checkpoint, read_checkpoint
 from mgpu_magic.devices import Discovery, discover, free_host_bytes
 from mgpu_magic.errors import PlacementError
+from mgpu_magic.findings import Plan, refusal, sentence
 from mgpu_magic.fit import replaced_dtype
 from mgpu_magic.placement import Placed, place
-from mgpu_magic.preflight import Plan, findings, refusal, sentence, substitutions
+from mgpu_magic.preflight import findings, substitutions
 from mgpu_magic.prompts import Prepared, to_requests
 from mgpu_magic.survey import look_around
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
@@ -128,13 +129,18 @@ def _loadable(
     placed: Sequence[Placed], devices: Sequence[Device], living: Sequence[Living]
 ) -> tuple[tuple[Placed, ...], tuple[str, ...]]:
     """The workers as they can be loaded, and what to say about it."""
+    warm = [one.spec for one in living if not one.leaving]
+    if all(one.spec in warm for one in placed):
+        return tuple(placed), ()
     before = plans_of(placed)
-    after = [plan and settled(plan) for plan in before]
+    after = [
+        plan if plan is None or plan.spec in warm else settled(plan)  # else it would load anew
+        for plan in before
+    ]
     placed = tuple(
         replace(one, spec=plan.spec) if plan else one
         for one, plan in zip(placed, after, strict=True)
     )
-    warm = [one.spec for one in living if not one.leaving]
     cold = [
         (old, new)
         for old, new in zip(before, after, strict=True)

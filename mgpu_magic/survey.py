@@ -5,7 +5,7 @@ NVML (in a thread, for a moment) ──┐
 host, variables, metadata ─────────┴──> World
 ```
 
-Imports `checkpoint`, `host`, `nvml`, `preflight` and `spec`; `psutil` where it is used.
+Imports `budgets`, `findings`, `host`, `nvml`, `spec` and `weights`; `psutil` where it is used.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mgpu_magic.budgets import GIB
+from mgpu_magic.findings import Build, Occupant, Seen, World
 from mgpu_magic.host import family, free_host_bytes, total_host_bytes
 from mgpu_magic.nvml import Nvml, handles_of
-from mgpu_magic.preflight import Build, Occupant, Seen, World
 from mgpu_magic.weights import hub_cache
 
 if TYPE_CHECKING:

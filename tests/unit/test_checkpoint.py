@@ -223,48 +223,12 @@ def test_a_model_of_the_hubs_cache(tmp_path: Path) -> None:
     assert read_checkpoint("org/tiny", environ).parameters == 50
     assert read_checkpoint("org/tiny", environ, "bbb").parameters == 100
     assert read_checkpoint("org/tiny", {}, None, str(tmp_path / "hub")).parameters == 50
+    for model in ("org/tiny:Q4_K_M", "org/tiny/tiny-q4.gguf"):
+        assert read_checkpoint(model, environ).place
     for model, revision in (("org/tiny", "ccc"), ("org/other", None)):
         nowhere = read_checkpoint(model, environ, revision)
         assert nowhere.place is None
         assert nowhere.looked_in == tmp_path / "hub" / f"models--{model.replace('/', '--')}"
-
-
-@pytest.mark.parametrize(
-    ("content", "what", "certain"),
-    [
-        (b"", "model.safetensors is no safetensors file that can be read (it has 0 bytes)", False),
-        (bytes(100), "(its header would have 0 bytes)", False),
-        (b"\xff" * 20, "(its header would have 18,446,744,073,709,551,615 bytes)", False),
-        (b"\x02" + bytes(7) + b"[]", "(AttributeError)", False),
-        (b"\x02" + bytes(7) + b"{}", "(it holds no tensors)", False),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n",
-            "holds the address of the weights in place of them (Git LFS)",
-            True,
-        ),
-    ],
-)
-def test_a_spoiled_file_is_a_finding(
-    tmp_path: Path, content: bytes, what: str, certain: bool
-) -> None:
-    """It never ends the job by itself: an engine may know better what to do with it."""
-    folder = made(tmp_path, LLAMA_8B)
-    (tmp_path / "model.safetensors").write_bytes(content)
-    found = read_checkpoint(folder, {})
-    (trouble,) = found.troubles
-    assert what in trouble.what
-    assert trouble.certain is certain
-    assert found.parameters is None
-
-
-def test_a_cut_file_is_certain(tmp_path: Path) -> None:
-    """Its header says how long it should be."""
-    folder = made(tmp_path, LLAMA_8B)
-    file = safetensors(tmp_path / "model.safetensors", {"w": ("BF16", (500,))}, cut=1)
-    (trouble,) = read_checkpoint(folder, {}).troubles
-    size = file.stat().st_size
-    assert trouble.what == f"model.safetensors is cut: it has {size:,} of {size + 1:,} bytes"
-    assert trouble.certain
 
 
 ODD: list[object] = [
