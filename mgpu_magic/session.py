@@ -26,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.check import check
 from mgpu_magic.devices import Discovery, discover
 from mgpu_magic.endings import Endings
 from mgpu_magic.errors import JobInterrupted, SpecError, WorkerError
@@ -44,12 +45,14 @@ from mgpu_magic.run import Run
 from mgpu_magic.scratch import Scratch, shorten, sweep
 from mgpu_magic.sensors import WAIT_SECONDS, Sensors
 from mgpu_magic.snapshot import Reading
+from mgpu_magic.survey import Living
 from mgpu_magic.verdict import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from mgpu_magic.check import Check
     from mgpu_magic.ensemble import Results
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
@@ -163,6 +166,23 @@ class Session:
                 if not run.done:  # nothing may go on unseen
                     self._loop.post(partial(self._give_up, run))
             return run.result(0)
+
+    def check(self, model: Any = None, **options: Any) -> Check:
+        """What is known of a model before it is loaded: its figures, and where it fits.
+
+        Args:
+            model: Hub id, local directory, or a dict of engine arguments holding `model`.
+            options: The other attributes of `mgpu_magic.options.Options`.
+
+        Raises:
+            SpecError: An option is wrong, or there is no such directory.
+            PlacementError: There are too few devices.
+        """
+        return self.check_job(Options.of(**{"prompts": (), **options}, model=model).job())
+
+    def check_job(self, job: JobSpec) -> Check:
+        """The same for the models of a job."""
+        return check(job, self._devices, self._loop.call(self._living))
 
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
@@ -283,7 +303,8 @@ class Session:
                 Presses() as presses,
                 presses.breaking(0),
             ):  # prompts can be slow code of the user's
-                prepared = prepare(job, self._devices, self._known)
+                living = self._loop.call(self._living)
+                prepared = prepare(job, self._devices, self._known, living)
         except KeyboardInterrupt:
             if prepared is not None:
                 prepared.abandon()
@@ -476,6 +497,13 @@ class Session:
                 if worker.handle is not None:
                     pids.setdefault(device.label, []).append(worker.handle.pid)
         return pids
+
+    def _living(self) -> list[Living]:
+        return [
+            Living(worker.spec, worker.handle.pid, worker.leaving)
+            for worker in self._fleet
+            if worker.handle is not None
+        ]
 
     # --- called by the loop ------------------------------------------------------------------
 
