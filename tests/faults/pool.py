@@ -1,0 +1,100 @@
+"""Carries many cells out at the same time, each in a process and folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from process.living import MARK, eventually, marked
+
+from faults.cell import Finding
+from faults.strikes import ORDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from faults.struck import Phase
+
+    Cell = tuple[str, Phase]
+
+TESTS = Path(__file__).parents[1]
+TOGETHER = 4  # they mostly wait
+TRIES = 4
+SECONDS = 150.0
+
+
+def carry_out(
+    cells: Iterable[Cell], shown: Callable[[Cell, Finding], None], together: int = TOGETHER
+) -> dict[Cell, Finding]:
+    """Carry cells out; `shown` is called with each as it ends, in the order of `cells`."""
+    cells = list(cells)
+    findings = {}
+    with ThreadPoolExecutor(together) as pool:
+        for cell, finding in zip(cells, pool.map(_caught, cells), strict=True):
+            findings[cell] = finding
+            shown(cell, finding)
+    return findings
+
+
+def _caught(cell: Cell) -> Finding:
+    """A cell that a busy machine was too slow for is tried again."""
+    for _ in range(TRIES):
+        finding = _once(cell)
+        if not finding.missed:
+            break
+    return finding
+
+
+def _once(cell: Cell) -> Finding:
+    mark = uuid.uuid4().hex
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mgpu-fault-", ignore_cleanup_errors=True) as scratch:
+        for folder in ("tmp", "orders"):
+            (Path(scratch) / folder).mkdir()
+        own = {
+            MARK: mark,
+            "TMPDIR": f"{scratch}/tmp",
+            ORDERS: f"{scratch}/orders",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "faults.cell", *cell],
+            cwd=TESTS,
+            env={**os.environ, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)
+            output, errors = process.communicate()
+        left = _left(mark, Path(scratch) / "tmp")
+    seconds = round(time.monotonic() - began, 1)
+    if process.returncode != 0:
+        why = f"exit code {process.returncode} after {seconds} s: {errors[-4000:]}"
+        return Finding(outcome="no end", seconds=seconds, left=left, error=why)
+    told = json.loads(output.splitlines()[-1])
+    return Finding(**{**told, "left": (*told["left"], *left)})
+
+
+def _left(mark: str, folder: Path) -> tuple[str, ...]:
+    """What is there although the cell's own process is gone."""
+    look = partial(_living, mark, folder)
+    eventually(lambda: not look(), 10)
+    return look()
+
+
+def _living(mark: str, folder: Path) -> tuple[str, ...]:
+    return (*marked(mark), *(f"file {path}" for path in folder.rglob("*")))

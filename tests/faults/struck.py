@@ -1,0 +1,194 @@
+"""A worker that is struck in the middle of a job: what becomes of the job and of the next one.
+
+```
+caught(phase) ──> the job stands in that phase ── strike(pid) ──> result ──> judged ──> next job
+```
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from process.jobs import job, phases
+from process.living import eventually, workers
+
+from mgpu_magic import ResultSet, Session
+from mgpu_magic.devices import discover
+from mgpu_magic.errors import ReportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mgpu_magic import JobSpec, Run
+
+Phase: TypeAlias = Literal["importing", "loading", "running", "tail", "idle"]
+PHASES: tuple[Phase, ...] = ("importing", "loading", "running", "tail", "idle")
+
+BOUND_SECONDS = 40.0
+HANG_SECONDS = 2.0
+VICTIM = 1  # index of the device whose worker is struck; in the tail, whichever still works
+NEXT = ["the next", "job is", "answered as", "if nothing", "had happened"]
+
+
+class Missed(Exception):  # noqa: N818  # not an error of the product: the machine was too slow
+    """The job was past the phase before anything was done to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that happens to a worker.
+
+    Attributes:
+        strike: Does it to the process of that id.
+        everyone: It happens to all workers at once.
+        hangs: The worker lives on, and only a time limit can tell.
+        reason: What the job says of it where it goes on: all of these words.
+        explained: What the job's error says of it where no worker could load.
+        still_there: Whether an idle worker has it too, unseen until the next job.
+    """
+
+    strike: Callable[[int], None]
+    everyone: bool = False
+    hangs: bool = False
+    reason: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A job that stays in its phase for long enough.
+
+    Attributes:
+        prompts: What is asked.
+        engine_args: How slow the engine is.
+        warm: Whether both devices are ready when it begins.
+    """
+
+    prompts: Sequence[str]
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    warm: bool = False
+
+
+SHORT = [f"p {i}" for i in range(40)]
+SCENES: dict[Phase, Scene] = {
+    "importing": Scene(prompts=SHORT, engine_args={"import_delay": 1.5, "delay": 0.01}),
+    "loading": Scene(prompts=SHORT, engine_args={"load_delay": 1.5, "delay": 0.01}),
+    "running": Scene(prompts=SHORT, engine_args={"delay": 0.05}, warm=True),
+    "tail": Scene(
+        prompts=[*SHORT[:20], "x" * 150],
+        engine_args={"delay_per_character": 0.01, "capacity": 2},
+        warm=True,
+    ),
+    "idle": Scene(prompts=SHORT, engine_args={"delay": 0.01}, warm=True),
+}
+
+
+def struck(fault: Fault, phase: Phase) -> str:
+    """Strike in that phase, check all that is promised, and say in short how it went."""
+    scene = SCENES[phase]
+    with Session("cpu:2") as session:
+        if scene.warm:
+            warm_up(session, scene)
+        if phase == "idle":
+            strike(fault, session, None)
+            run = session.submit(asked(scene.prompts, scene, fault))
+        else:
+            run = session.submit(asked(scene.prompts, scene, fault))
+            caught(run, phase, scene)
+            strike(fault, session, run)
+        assert run.wait(BOUND_SECONDS), f"it hangs: {run}"
+        told = judged(run, fault, phase, scene)
+        following = session.submit(asked(NEXT, scene, fault))
+        assert following.wait(BOUND_SECONDS), f"the next job hangs: {following}"
+        assert answers(following).texts == NEXT
+    return told
+
+
+def asked(prompts: Sequence[str], scene: Scene, fault: Fault) -> JobSpec:
+    """The job of the scene."""
+    return job(prompts, engine_args=scene.engine_args)
+
+
+def warm_up(session: Session, scene: Scene) -> None:
+    """Have both devices ready, and free of work."""
+    run = session.submit(job(["warm"] * 1000, engine_args=scene.engine_args))
+    assert eventually(lambda: phases(run) == ["running", "running"], BOUND_SECONDS)
+    run.stop()
+
+
+def caught(run: Run, phase: Phase, scene: Scene) -> None:
+    """Wait until the job is in that phase.
+
+    Raises:
+        Missed: It was already past it.
+    """
+    total = len(scene.prompts)
+
+    def there() -> bool:
+        job = run.snapshot.job
+        match phase:
+            case "importing" | "loading":
+                return phases(run) == [phase, phase]
+            case "running":
+                return 4 <= job.done < total // 2 and phases(run) == ["running", "running"]
+            case "tail":
+                return job.done == total - 1 and "running" in phases(run)
+            case "idle":
+                return run.done
+
+    def past() -> bool:
+        return run.done and phase != "idle"
+
+    assert eventually(lambda: there() or past(), BOUND_SECONDS), f"never {phase}: {phases(run)}"
+    if past():
+        raise Missed(f"over before it was caught {phase}")
+
+
+def strike(fault: Fault, session: Session, run: Run | None) -> None:
+    """Do it to the victim, or to all workers."""
+    victim = VICTIM
+    if run is not None and run.snapshot.job.done == len(SCENES["tail"].prompts) - 1:
+        victim = phases(run).index("running")
+    cores = set(discover(os.environ, "cpu:2").devices[victim].cores)
+    victims = {
+        pid for pid in workers() if fault.everyone or os.sched_getaffinity(pid) == cores
+    }
+    assert len(victims) == (2 if fault.everyone else 1), f"struck would be {victims}"
+    for pid in victims:
+        fault.strike(pid)
+    if run is None and not fault.hangs:
+        assert eventually(lambda: not victims & workers()), f"{victims} live on"
+
+
+def answers(run: Run) -> ResultSet:
+    """The results of a run, those within its error too."""
+    results = run.error.results if isinstance(run.error, ReportedError) else run.result()
+    assert isinstance(results, ResultSet)
+    return results
+
+
+def judged(run: Run, fault: Fault, phase: Phase, scene: Scene) -> str:
+    """Check what became of the job that was struck."""
+    results = answers(run)
+    text = "\n".join(run.snapshot.job.notes)
+    restarts = run.snapshot.job.restarts
+    assert len(results) == len(scene.prompts)
+    if fault.everyone and phase in ("importing", "loading"):
+        assert isinstance(run.error, ReportedError), "there is no error"
+        assert results.texts == [None] * len(scene.prompts)
+        contains(str(run.error), (*fault.reason, *fault.explained))
+        return f"{type(run.error).__name__} {len(results)}"
+    assert results.texts == scene.prompts, [(f.index, f.error) for f in results.failures]
+    if phase != "idle" or fault.hangs:
+        contains(text, fault.reason)
+    if phase in ("running", "tail"):
+        assert restarts == (2 if fault.everyone else 1), restarts
+    return f"{len(results)}/{len(scene.prompts)} ↻{restarts}"
+
+
+def contains(text: str, words: Sequence[str]) -> None:
+    """Fail unless all of these words are in the text."""
+    missing = [word for word in words if word not in text]
+    assert not missing, f"{missing} not in: {text}"
