@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def main(names: list[str]) -> int:
     """Carry out all cells, or those of some rows; returns how many failed."""
-    rows = [row for row in ROWS if not names or row.name in names]
+    rows = [row for row in ROWS if not names or any(name in row.name for name in names)]
     cells = [(row.name, phase) for row in rows for phase in row.phases]
     began = time.monotonic()
     findings = carry_out(cells, _tell)
@@ -37,8 +37,8 @@ def main(names: list[str]) -> int:
 
 def _tell(cell: Cell, finding: Finding) -> None:
     print(f"{' · '.join(cell)}: {_text(finding)}", file=sys.stderr, flush=True)
-    for line in (*finding.left, *finding.error.splitlines()):
-        print(f"    {line}", file=sys.stderr, flush=True)
+    for line in (*finding.left, *finding.error.splitlines()[-12:]):
+        print(f"    {line[:300]}", file=sys.stderr, flush=True)
 
 
 def _text(finding: Finding | None) -> str:

@@ -12,7 +12,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from faults.footprint import footprint, left_since
+from faults.footprint import footprint, left_since, outside
 from faults.strikes import prepare_workers
 from faults.struck import Missed, Phase
 from faults.table import ROWS
@@ -46,7 +46,8 @@ def found(name: str, phase: Phase) -> Finding:
     """Carry a cell out."""
     (row,) = (row for row in ROWS if row.name == name)
     prepare_workers()
-    before = footprint()
+    look = outside if row.outside else footprint
+    before = look()
     began = time.monotonic()
     outcome, error, missed = "failed", "", False
     try:
@@ -55,7 +56,7 @@ def found(name: str, phase: Phase) -> Finding:
         missed = True
     except BaseException:  # noqa: BLE001  # it is what the table shows
         error = traceback.format_exc()
-    left = left_since(before)
+    left = left_since(before, look)
     return Finding(
         outcome=outcome,
         seconds=round(time.monotonic() - began, 1),

@@ -9,23 +9,36 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from process.living import MARK, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS = 10.0
 
 
-def left_since(before: Counter[str]) -> list[str]:
-    """What is there beyond `before`, once it had time to go."""
-    eventually(lambda: not footprint() - before, SECONDS)
-    return sorted((footprint() - before).elements())
-
-
 def footprint() -> Counter[str]:
     """All that this process, and those that it started, hold now, by kind and name."""
-    return Counter([*descriptors(), *threads(), *processes(), *files(), *shared_memory()])
+    return Counter([*descriptors(), *threads()]) + outside()
+
+
+def outside() -> Counter[str]:
+    """The same without what is in this process."""
+    return Counter([*processes(), *files(), *shared_memory()])
+
+
+def left_since(
+    before: Counter[str],
+    look: Callable[[], Counter[str]] = footprint,
+    seconds: float = SECONDS,
+) -> list[str]:
+    """What is there beyond `before`, once it had time to go."""
+    eventually(lambda: not look() - before, seconds)
+    return sorted((look() - before).elements())
 
 
 def descriptors() -> list[str]:

@@ -8,12 +8,17 @@ caught(phase) ──> the job stands in that phase ── strike(pid) ──> re
 from __future__ import annotations
 
 import os
+import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from process.jobs import job, phases
 from process.living import eventually, workers
 
+from faults.strikes import LAST_WORDS
 from mgpu_magic import ResultSet, Session
 from mgpu_magic.devices import discover
 from mgpu_magic.errors import ReportedError
@@ -27,7 +32,8 @@ Phase: TypeAlias = Literal["importing", "loading", "running", "tail", "idle"]
 PHASES: tuple[Phase, ...] = ("importing", "loading", "running", "tail", "idle")
 
 BOUND_SECONDS = 40.0
-HANG_SECONDS = 2.0
+HANG_SECONDS = 3.0
+LOG_LIMIT_BYTES = 40_000_000
 VICTIM = 1  # index of the device whose worker is struck; in the tail, whichever still works
 NEXT = ["the next", "job is", "answered as", "if nothing", "had happened"]
 
@@ -46,7 +52,7 @@ class Fault:
         hangs: The worker lives on, and only a time limit can tell.
         reason: What the job says of it where it goes on: all of these words.
         explained: What the job's error says of it where no worker could load.
-        still_there: Whether an idle worker has it too, unseen until the next job.
+        flood: It prints without end first, and its last words still explain it.
     """
 
     strike: Callable[[int], None]
@@ -54,6 +60,7 @@ class Fault:
     hangs: bool = False
     reason: tuple[str, ...] = ()
     explained: tuple[str, ...] = ()
+    flood: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +80,8 @@ class Scene:
 
 SHORT = [f"p {i}" for i in range(40)]
 SCENES: dict[Phase, Scene] = {
-    "importing": Scene(prompts=SHORT, engine_args={"import_delay": 1.5, "delay": 0.01}),
-    "loading": Scene(prompts=SHORT, engine_args={"load_delay": 1.5, "delay": 0.01}),
+    "importing": Scene(prompts=SHORT, engine_args={"import_delay": 1.2, "delay": 0.01}),
+    "loading": Scene(prompts=SHORT, engine_args={"load_delay": 1.2, "delay": 0.01}),
     "running": Scene(prompts=SHORT, engine_args={"delay": 0.05}, warm=True),
     "tail": Scene(
         prompts=[*SHORT[:20], "x" * 150],
@@ -93,22 +100,38 @@ def struck(fault: Fault, phase: Phase) -> str:
             warm_up(session, scene)
         if phase == "idle":
             strike(fault, session, None)
-            run = session.submit(asked(scene.prompts, scene, fault))
+            run = session.submit(asked(scene.prompts, scene, watched=fault.hangs))
         else:
-            run = session.submit(asked(scene.prompts, scene, fault))
+            run = session.submit(asked(scene.prompts, scene, watched=fault.hangs))
             caught(run, phase, scene)
             strike(fault, session, run)
-        assert run.wait(BOUND_SECONDS), f"it hangs: {run}"
+        peak = watched_files(run)
+        assert run.done, f"it hangs: {run}"
         told = judged(run, fault, phase, scene)
-        following = session.submit(asked(NEXT, scene, fault))
+        assert peak < LOG_LIMIT_BYTES, f"{peak / 1e6:.0f} MB of files"
+        if fault.flood:
+            text = "\n".join([str(run.error), *session.logs().values()])
+            contains(text, [LAST_WORDS])
+        following = session.submit(asked(NEXT, scene, watched=fault.hangs))
         assert following.wait(BOUND_SECONDS), f"the next job hangs: {following}"
         assert answers(following).texts == NEXT
     return told
 
 
-def asked(prompts: Sequence[str], scene: Scene, fault: Fault) -> JobSpec:
-    """The job of the scene."""
-    return job(prompts, engine_args=scene.engine_args)
+def watched_files(run: Run) -> int:
+    """Wait for the end of the job; returns the most bytes of temporary files until then."""
+    folder = Path(tempfile.gettempdir())
+    peak, deadline = 0, time.monotonic() + BOUND_SECONDS
+    while not run.wait(0.01) and time.monotonic() < deadline:
+        with suppress(FileNotFoundError):  # one that was just removed
+            peak = max(peak, sum(path.stat().st_size for path in folder.rglob("*")))
+    return peak
+
+
+def asked(prompts: Sequence[str], scene: Scene, *, watched: bool = False) -> JobSpec:
+    """The job of the scene; `watched`, with a time limit for workers that hang."""
+    options = {"hang_timeout": HANG_SECONDS} if watched else {}
+    return job(prompts, engine_args=scene.engine_args, **options)
 
 
 def warm_up(session: Session, scene: Scene) -> None:
@@ -175,15 +198,16 @@ def judged(run: Run, fault: Fault, phase: Phase, scene: Scene) -> str:
     text = "\n".join(run.snapshot.job.notes)
     restarts = run.snapshot.job.restarts
     assert len(results) == len(scene.prompts)
-    if fault.everyone and phase in ("importing", "loading"):
-        assert isinstance(run.error, ReportedError), "there is no error"
-        assert results.texts == [None] * len(scene.prompts)
+    if phase in ("importing", "loading") and not fault.hangs:  # it would only fail again
+        assert isinstance(run.error, ReportedError), f"no error, but {text}"
+        assert results.texts == [None] * len(results)
         contains(str(run.error), (*fault.reason, *fault.explained))
         return f"{type(run.error).__name__} {len(results)}"
-    assert results.texts == scene.prompts, [(f.index, f.error) for f in results.failures]
-    if phase != "idle" or fault.hangs:
+    assert results.texts == scene.prompts, [(f.index, f.error) for f in results.failures][:3]
+    if phase == "idle" and not fault.hangs:
+        assert restarts <= 1  # whether the job began before the session knew
+    else:
         contains(text, fault.reason)
-    if phase in ("running", "tail"):
         assert restarts == (2 if fault.everyone else 1), restarts
     return f"{len(results)}/{len(scene.prompts)} ↻{restarts}"
 

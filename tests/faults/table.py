@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from faults import strikes
+from faults import kernels, poison, strikes, threaded
 from faults.strikes import Signalled, Told
 from faults.struck import PHASES, Fault, Phase, struck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-HUNG = "that there is no sign of life, or no progress"
+KILL, SEGV, STOP, TERM = signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,14 @@ class Row:
         run: Has it happen in a phase; returns in short how it went, or raises.
         senseless: Why there is no such thing, by phase.
         quick: Phases in which each change is tested.
+        outside: It happens to another process than that of the cell.
     """
 
     name: str
     run: Callable[[Phase], str]
     senseless: Mapping[Phase, str] = field(default_factory=dict)
     quick: tuple[Phase, ...] = ()
+    outside: bool = False
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -39,34 +41,129 @@ class Row:
         return tuple(phase for phase in PHASES if phase not in self.senseless)
 
 
-def _worker(name: str, fault: Fault, quick: tuple[Phase, ...]) -> Row:
-    return Row(name=name, run=partial(struck, fault), quick=quick)
+def _without(reason: str, *phases: Phase) -> dict[Phase, str]:
+    return dict.fromkeys(phases, reason)
 
+
+UNTOUCHED = _without("no worker has a prompt then", "importing", "loading", "idle")
+ONE_WAY = _without("shown while running; by phase, see 'kernel:'", "importing", "loading", "tail", "idle")  # noqa: E501
+NO_THREAD = _without("a thread imports nothing, and does nothing between jobs", "importing", "idle")
+
+_WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
+    "worker: SIGKILL": (
+        Fault(strike=Signalled(KILL), reason=("killed by SIGKILL (often: out of host memory)",)),
+        PHASES,
+    ),
+    "worker: SIGSEGV": (
+        Fault(strike=Signalled(SEGV), reason=("killed by SIGSEGV",)),
+        ("running",),
+    ),
+    "worker: os._exit(0)": (
+        Fault(strike=Told(strikes.EXIT), reason=("exit code 0",)),
+        ("loading", "tail"),
+    ),
+    "worker: lifeline cut": (
+        Fault(strike=Told(strikes.CUT_LIFELINE), reason=("killed by SIGKILL",)),
+        ("running", "idle"),
+    ),
+    "worker: SIGSTOP": (
+        Fault(strike=Signalled(STOP), hangs=True, reason=("no sign of life",)),
+        ("importing", "idle"),
+    ),
+    "worker: endless loop": (
+        Fault(strike=Told(strikes.LOOP), hangs=True, reason=("was killed",)),
+        ("loading", "running"),
+    ),
+    "worker: GIL held": (
+        Fault(strike=Told(strikes.HOLD_THE_GIL), hangs=True, reason=("was killed",)),
+        ("tail",),
+    ),
+    "worker: host memory": (
+        Fault(strike=Told(strikes.HOST_MEMORY), reason=("MemoryError",), explained=("GiB",)),
+        ("loading", "running"),
+    ),
+    "worker: device memory": (
+        Fault(
+            strike=Told(strikes.DEVICE_MEMORY),
+            reason=("OutOfMemoryError", "14.56 GiB", "1.02 GiB"),
+            explained=("gpu_memory_utilization", "max_model_len"),
+        ),
+        ("loading", "running"),
+    ),
+    "worker: log of 100 MB": (
+        Fault(strike=Told(strikes.FLOOD), reason=("killed by SIGSEGV",), flood=True),
+        ("loading", "running"),
+    ),
+    "all workers: SIGKILL": (
+        Fault(strike=Signalled(KILL), everyone=True, reason=("killed by SIGKILL",)),
+        ("loading", "running", "tail"),
+    ),
+    "all workers: SIGSTOP": (
+        Fault(strike=Signalled(STOP), everyone=True, hangs=True, reason=("was killed",)),
+        ("running",),
+    ),
+}
 
 ROWS = (
-    _worker(
-        "SIGKILL",
-        Fault(strike=Signalled(signal.SIGKILL), reason=("killed by SIGKILL",)),
-        quick=PHASES,
+    *(
+        Row(name=name, run=partial(struck, fault), quick=quick)
+        for name, (fault, quick) in _WORKERS.items()
     ),
-    _worker(
-        "SIGSEGV",
-        Fault(strike=Signalled(signal.SIGSEGV), reason=("killed by SIGSEGV",)),
+    Row(
+        name="1 poison prompt in 500",
+        run=partial(poison.poisoned, 1),
+        senseless=UNTOUCHED,
         quick=("running",),
     ),
-    _worker(
-        "os._exit(0)",
-        Fault(strike=Told(strikes.EXIT), reason=("exit code 0",)),
-        quick=("loading", "tail"),
+    Row(
+        name="3 poison prompts in 500",
+        run=partial(poison.poisoned, 3),
+        senseless=UNTOUCHED,
+        quick=("running", "tail"),
     ),
-    _worker(
-        "lifeline cut",
-        Fault(strike=Told(strikes.CUT_LIFELINE), reason=("killed by SIGKILL",)),
+    Row(
+        name="all workers: each prompt kills",
+        run=poison.beyond_the_budget,
+        senseless={**UNTOUCHED, **_without("all prompts are, from the first", "tail")},
         quick=("running",),
     ),
-    _worker(
-        "SIGKILL of both",
-        Fault(strike=Signalled(signal.SIGKILL), everyone=True, reason=("killed by SIGKILL",)),
-        quick=("loading", "running"),
+    Row(
+        name="thread: raises",
+        run=threaded.raises,
+        senseless=NO_THREAD,
+        quick=("running",),
+    ),
+    Row(name="thread: hangs", run=threaded.hangs, senseless=NO_THREAD, quick=("loading",)),
+    Row(
+        name="thread: interrupted",
+        run=threaded.interrupted,
+        senseless=NO_THREAD,
+        quick=("tail",),
+    ),
+    Row(name="kernel: SIGKILL", run=partial(kernels.signalled, KILL), quick=("loading", "idle")),
+    Row(name="kernel: SIGTERM", run=partial(kernels.signalled, TERM), quick=("running",)),
+    Row(name="kernel: os._exit(0)", run=kernels.exits, quick=("tail",)),
+    Row(
+        name="kernel: SIGKILL, workers stopped",
+        run=partial(kernels.killed_with_workers_that_cannot_listen, Signalled(STOP)),
+        quick=("running",),
+    ),
+    Row(
+        name="kernel: SIGKILL, workers hold GIL",
+        run=partial(kernels.killed_with_workers_that_cannot_listen, Told(strikes.HOLD_THE_GIL)),
+        quick=("loading",),
+    ),
+    Row(
+        name="Jupyter: restarted",
+        run=kernels.restarted,
+        senseless=ONE_WAY,
+        outside=True,
+    ),
+    Row(
+        name="Jupyter: shut down",
+        run=kernels.shut_down,
+        senseless=ONE_WAY,
+        quick=("running",),
+        outside=True,
     ),
 )
