@@ -36,10 +36,22 @@ from mgpu_magic.lifecycle import (
     SubmitTo,
     WorkerState,
 )
-from mgpu_magic.messages import Abort, Event, Exited, Load, Loading, Outcomes, Ready, Submit
+from mgpu_magic.messages import (
+    Abort,
+    Event,
+    Exited,
+    Hung,
+    Load,
+    Loading,
+    Outcomes,
+    Ready,
+    Started,
+    Submit,
+)
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.watchdog import Patience, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,13 +63,14 @@ if TYPE_CHECKING:
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.spec import JobSpec
+    from mgpu_magic.spec import JobSpec, WorkerSpec
 
     Results: TypeAlias = "ResultSet | Ensemble"
 
 log = logging.getLogger("mgpu_magic")
 
 PATIENCE_SECONDS = 5.0  # for a device to become free, before the cell says what it waits for
+WATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,9 @@ class Execution:
             ),
         )
         self._first_grant: float | None = None
+        self._watchdog = Watchdog()
+        self._watched_at = time.monotonic()
+        self._hung: dict[int, Hung] = {}  # and not started again yet
 
     @property
     def done(self) -> bool:
@@ -152,12 +168,20 @@ class Execution:
         for seat in self._seats.values():
             if seat.warm is not None:
                 self._assign(seat)
+                self._watchdog.watch(seat.number, self._patience(seat.number), seat.warm.stage)
         self._perform(self._scheduler.begin())
+        self._later(WATCH_SECONDS, self._watch)
 
     def handle(self, worker: int, event: Event) -> None:
         """A worker of the session says something."""
         if worker not in self._seats:
             return
+        hung = self._hung.get(worker)
+        if hung is not None and not hung.killable:  # given up: what it still says is too late
+            return
+        if isinstance(event, Started):
+            self._watchdog.watch(worker, self._patience(worker), "starting")
+        self._watchdog.heard(worker, event)
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
@@ -170,7 +194,9 @@ class Execution:
             return
         if isinstance(event, Exited) and StartWorker(worker) in actions:
             label = self._seats[worker].placed.spec.label
-            self._progress.note(f"{label} was lost ({event.reason}) and started again.")
+            why = hung.reason if hung else event.reason
+            self._hung.pop(worker, None)
+            self._progress.note(f"{label} was lost ({why}) and started again.")
         self._perform(actions, worker if isinstance(event, Outcomes) else None)
 
     def stop(self) -> None:
@@ -234,6 +260,7 @@ class Execution:
             match action:
                 case StartWorker(worker):
                     self._assign(self._seats[worker])
+                    self._watchdog.watch(worker, self._patience(worker), "waiting")
                     self._fleet.start(worker, self._seats[worker].placed.spec)
                     self._later(PATIENCE_SECONDS, partial(self._name_occupants, worker))
                 case GrantLoad(worker, delay):
@@ -274,6 +301,7 @@ class Execution:
     def _grant(self, worker: int) -> None:
         if not self.done:  # else the next job grants it
             self._send(worker, Load())
+            self._watchdog.granted(worker)
             self._progress.apply(worker, Loading("loading"))
 
     def _name_occupants(self, worker: int) -> None:
@@ -285,6 +313,46 @@ class Execution:
                     ", a thread, which ends after its batch or load; if never, restart the kernel"
                 )
             self._progress.note(f"{what}.")
+
+    # --- workers that hang -------------------------------------------------------------------
+
+    def _patience(self, worker: int) -> Patience:
+        return Patience.of(self._seats[worker].placed.spec.engine, self._job.hang_timeout)
+
+    def _holder(self, worker: int) -> WorkerSpec | None:
+        """Who cannot be made to leave the devices that this worker has, or waits for."""
+        for other in self._fleet.before(worker):
+            return other.spec
+        spec = self._seats[worker].placed.spec
+        return spec if spec.launcher == "thread" else None
+
+    def _watch(self) -> None:
+        if self.done:
+            return
+        now = time.monotonic()
+        # No more than it can have been, had the kernel not been suspended itself.
+        seconds = min(now - self._watched_at, 2 * WATCH_SECONDS)
+        self._watched_at = now
+        for worker, reason in list(self._watchdog.tick(seconds, self._scheduler.in_flight)):
+            self._end_hung(worker, reason)
+        self._later(WATCH_SECONDS, self._watch)
+
+    def _end_hung(self, worker: int, reason: str) -> None:
+        holder = self._holder(worker)
+        hung = Hung(f"{reason}, and was killed")
+        if holder is not None:
+            thread = holder.launcher == "thread"
+            what = "a thread cannot be killed" if thread else "its process does not end"
+            text = f"{reason}: {holder.model_label} holds {holder.label}, and {what}"
+            hung = Hung(f"{text}; restart the kernel to use that device again", killable=False)
+        self._hung[worker] = hung
+        self._progress.apply(worker, hung)
+        self._perform(self._scheduler.handle(worker, hung))
+        if hung.killable:
+            self._fleet.end(worker)  # its end is told like any other
+        else:
+            self._fleet.kill(worker)
+            self._perform(self._scheduler.handle(worker, Exited(None, None)))
 
     def _send(self, worker: int, command: Load | Submit | Abort) -> None:
         if (living := self._fleet.get(worker)) is not None:

@@ -47,6 +47,17 @@ class Worker:
     leaving: bool = False
     queued: list[Command] = field(default_factory=list)
 
+    @property
+    def stage(self) -> str:
+        """How far it is: `"waiting"` for its device, a stage of `Loading`, or `"ready"`."""
+        if self.handle is None:
+            return "waiting"
+        if self.ready is not None:
+            return "ready"
+        if self.granted:
+            return "loading"
+        return "imported" if self.imported else "importing"
+
     def send(self, command: Command) -> None:
         """Send a command; one that is sent before the process exists is kept for it."""
         self.granted |= isinstance(command, Load)
@@ -126,6 +137,12 @@ class Fleet:
                 del self._workers[number]
             else:
                 worker.handle.kill()
+
+    def end(self, number: int) -> None:
+        """End the process of a worker that hangs; its device stays its own until it is gone."""
+        worker = self._workers.get(number)
+        if worker is not None and worker.handle is not None:
+            worker.handle.kill()
 
     def apply(self, number: int, event: Event) -> None:
         """Keep up with what a worker said; where one has gone, start who waited for its device."""

@@ -5,6 +5,7 @@
  NEW ────────────> STARTING ─────> LOADING ──────> READY ───────> DRAINING ────────> STOPPED
                       │     Exited    │              │ Exited
                       └───> FAILED <──┘              └──────> LOST ── StartWorker ──> STARTING
+                               └── StartWorker, where it hung ──> STARTING
 ```
 
 `StartWorker`, `GrantLoad` and `Retire` are actions, the rest events. Pure; imports `messages`.
@@ -22,6 +23,7 @@ from mgpu_magic.messages import (
     Exited,
     Fatal,
     Hello,
+    Hung,
     Loading,
     Outcomes,
     Ready,
@@ -165,18 +167,22 @@ TRANSITIONS: Mapping[WorkerState, Mapping[Trigger, WorkerState]] = MappingProxyT
     {
         NEW: {StartWorker: STARTING},
         STARTING: {
-            **_stay(STARTING, Started, Hello, Loading, Stats, Fatal),
+            **_stay(STARTING, Started, Hello, Loading, Stats, Fatal, Hung),
             GrantLoad: LOADING,
             Retire: DRAINING,
             Exited: FAILED,
         },
         LOADING: {
-            **_stay(LOADING, Loading, Stats, Fatal),
+            **_stay(LOADING, Loading, Stats, Fatal, Hung),
             Ready: READY,
             Retire: DRAINING,
             Exited: FAILED,
         },
-        READY: {**_stay(READY, Outcomes, Stats, Fatal), Retire: DRAINING, Exited: LOST},
+        READY: {
+            **_stay(READY, Outcomes, Stats, Fatal, Hung),
+            Retire: DRAINING,
+            Exited: LOST,
+        },
         # What was already on its way when it was retired still arrives.
         DRAINING: {
             **_stay(DRAINING, Started, Hello, Loading, Ready, Outcomes, Stats, Fatal),
@@ -185,7 +191,7 @@ TRANSITIONS: Mapping[WorkerState, Mapping[Trigger, WorkerState]] = MappingProxyT
         },
         STOPPED: _stay(STOPPED, Stats, Exited),
         LOST: {StartWorker: STARTING},
-        FAILED: {},
+        FAILED: {StartWorker: STARTING},
     }
 )
 """The state that an event or action leads to; what is not listed is not allowed."""

@@ -61,7 +61,7 @@ BODY_NAMES = (
 
 _PLAIN_OPTIONS = (
     "seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "batch_size",
-    "regex",
+    "regex", "hang_timeout",
 )  # fmt: skip
 
 LINE_HELP = """\
@@ -141,6 +141,11 @@ class MultiGPU(Magics):
     @argument("--max-model-len", type=int, help="Tokens of prompt and answer together.")
     @argument("--gpu-memory-utilization", type=float, help="Part of each GPU's memory; 0.92.")
     @argument("--stagger", metavar="auto|SECONDS", help="Time between the loads of the workers.")
+    @argument(
+        "--hang-timeout", type=float, metavar="SECONDS",
+        help="Replace a worker whose engine finishes no step for so long, or whose load has no "
+        "news for ten times that; default: 300, a load and functions of yours never.",
+    )  # fmt: skip
     @argument("--background", action="store_true", help="Return at once; the panel goes on.")
     @argument("--no-panel", action="store_true", help="Show no progress.")
     @cell_magic("multigpu")

@@ -7,13 +7,14 @@ kernel                                  worker
   Load()                     ──────>
                              <──────    Loading("loading"), Ready
   Submit(job, requests)      ──────>
-                             <──────    Outcomes(job, outcomes) ..., Stats each second
+                             <──────    Outcomes(job, outcomes) ..., Stats each second of its life
   Abort(job, indices)        ──────>
   Drain()                    ──────>
                              <──────    Stopped
 ```
 
-`Started` and `Exited` are made by the launcher, which alone knows of processes.
+`Started` and `Exited` are made by the launcher, which alone knows of processes, and `Hung` by the
+session, which alone knows how long it has waited.
 `job` numbers the jobs of a warm worker, so that an outcome of an aborted job can never be taken
 for one of the next. Shared by both sides; imports `spec`, `outcomes` and `errors` alone.
 """
@@ -186,7 +187,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Sent each second by a thread of its own: the sign of life.
+    """Sent each second by a thread of its own, from the start: the sign of life.
 
     Attributes:
         running: Requests that the engine works on.
@@ -194,6 +195,7 @@ class Stats:
         prompt_tokens: Prompt tokens of finished requests since `Ready`.
         output_tokens: Tokens generated since `Ready`, unfinished answers included where known.
         kv_usage: Part of the KV cache in use, 0 to 1, where known.
+        steps: Steps that the engine has finished: while they go up, it does not hang.
     """
 
     running: int
@@ -201,6 +203,7 @@ class Stats:
     prompt_tokens: int
     output_tokens: int
     kv_usage: float | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +251,24 @@ class Exited:
         return f"killed by {self.signal}{hint}"
 
 
+# --- events made by the session --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """It is alive and does nothing any more: it is given up.
+
+    Attributes:
+        reason: What it failed to do for how long.
+        killable: Whether its end can be forced; a thread's cannot, and its device stays taken.
+    """
+
+    reason: str
+    killable: bool = True
+
+
 WorkerEvent: TypeAlias = Hello | Loading | Ready | Outcomes | Stats | Fatal | Stopped
-Event: TypeAlias = WorkerEvent | Started | Exited
+Event: TypeAlias = WorkerEvent | Started | Exited | Hung
 
 _COMMANDS = get_args(Command)
 _EVENTS = get_args(WorkerEvent)

@@ -53,6 +53,9 @@ class Options:
         max_model_len: Engine argument: tokens of prompt and answer together.
         gpu_memory_utilization: Engine argument: part of a GPU's memory to use, 0 to 1.
         stagger: `"auto"`, or seconds between the loads.
+        hang_timeout: Seconds without a finished step of the engine (ten times that without news
+            of its load) after which a worker is killed and replaced; infinity: never. Without it,
+            300 s without a step or a sign of life, and never for the python engine.
     """
 
     model: str | PathLike[str] | Mapping[str, Any] | None = None
@@ -80,6 +83,7 @@ class Options:
     max_model_len: int | None = None
     gpu_memory_utilization: float | None = None
     stagger: str | float | None = None
+    hang_timeout: float | None = None
 
     @classmethod
     def of(cls, **options: Any) -> Options:
@@ -132,6 +136,7 @@ class Options:
             chat=self.chat,
             devices=device_text(self.devices),
             stagger=_stagger(self.stagger),
+            hang_timeout=_seconds("hang_timeout", self.hang_timeout, "seconds, or inf"),
             choices=_choices(self.choices),
             ensemble=self.models is not None,
         )
@@ -322,9 +327,13 @@ def _indices(name: str, devices: Any) -> tuple[int, ...]:
 
 
 def _stagger(value: Any) -> float | None:
-    if value is None or value == "auto":
+    return None if value == "auto" else _seconds("stagger", value, "auto or seconds")
+
+
+def _seconds(name: str, value: Any, rule: str) -> float | None:
+    if value is None:
         return None
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise SpecError(f"stagger is {value!r}; pass auto or seconds") from None
+        raise SpecError(f"{name} is {value!r}; pass {rule}") from None

@@ -25,7 +25,6 @@ from mgpu_magic.errors import ProtocolError
 from mgpu_magic.lifecycle import (
     FAILED,
     LOADING,
-    LOST,
     NEW,
     READY,
     STARTING,
@@ -48,6 +47,7 @@ from mgpu_magic.messages import (
     Exited,
     Fatal,
     Hello,
+    Hung,
     Loading,
     Outcomes,
     Ready,
@@ -77,7 +77,8 @@ class _Worker:
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False  # what is in flight is a group of suspects
     weights: bool = False  # they are loaded: what follows needs no more of the host's memory
-    losses: int = 0  # in a row, without an outcome in between
+    losses: float = 0  # in a row, without an outcome in between; infinite: it cannot be replaced
+    hung: bool = False
     error: RemoteError | None = None
 
     @property
@@ -230,7 +231,11 @@ class Scheduler:
             case Started() | Hello() | Stats() | Stopped():
                 return []
             case Fatal(error):
-                this.error = error
+                this.error = this.error or error
+                return []
+            case Hung(reason, killable):
+                this.error, this.hung = RemoteError("WorkerHung", reason), True
+                this.losses += 0 if killable else math.inf
                 return []
             case Loading(stage):
                 this.imported |= stage == "imported"
@@ -292,7 +297,7 @@ class Scheduler:
 
     def _start(self, worker: _Worker) -> StartWorker:
         self._move(worker, StartWorker)
-        worker.imported, worker.weights, worker.error = False, False, None
+        worker.imported, worker.weights, worker.hung, worker.error = False, False, False, None
         return StartWorker(worker.id)
 
     def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
@@ -410,7 +415,7 @@ class Scheduler:
         death = Death(worker.label, worker.error, exited)
         actions = self._suspect(worker, death)
         worker.losses += 1
-        if worker.state is LOST and model.unresolved and worker.losses <= self._budget(worker):
+        if model.unresolved and worker.losses <= self._budget(worker):
             self.restarts += 1
             return [*actions, self._start(worker), *self._fill(model)]
         if worker.state is FAILED or model.unresolved:
@@ -427,7 +432,12 @@ class Scheduler:
         return actions + self._start_due() + self._grant_due() + self._fill(model)
 
     def _budget(self, worker: _Worker) -> int:
-        """A few losses by chance, and twice those that it takes to halve a batch down to one."""
+        """A few losses by chance, and twice those that it takes to halve a batch down to one.
+
+        A failed load would fail again; one that hung is tried once more.
+        """
+        if worker.state is FAILED:
+            return 1 if worker.hung else 0
         if self._restart_budget is not None:
             return self._restart_budget
         return 8 + 2 * worker.capacity.bit_length()

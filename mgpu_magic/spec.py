@@ -254,6 +254,8 @@ class JobSpec:
         chat: Wrap plain text as a user message and apply the model's chat template.
         devices: `"all"`, `"cpu"`, `"cpu:N"` or indices such as `"0,1"`; None: the session's.
         stagger: Seconds between loads; None decides by free host memory.
+        hang_timeout: Seconds without progress after which a worker is taken to hang; None: what
+            is usual for its engine.
         choices: The texts among which each prompt's continuation is to be weighed; else empty.
         ensemble: Whether results are asked for by model name.
     """
@@ -264,6 +266,7 @@ class JobSpec:
     chat: bool = False
     devices: str | None = None
     stagger: float | None = None
+    hang_timeout: float | None = None
     choices: tuple[str, ...] = ()
     ensemble: bool = False
 
@@ -276,6 +279,11 @@ class JobSpec:
                 raise SpecError(f"two models are named {name!r}; names must differ")
         if self.stagger is not None and not 0 <= self.stagger < float("inf"):
             raise SpecError(f"stagger is {self.stagger!r}; pass auto or seconds of 0 or more")
+        if self.hang_timeout is not None and not self.hang_timeout >= 1:
+            raise SpecError(
+                f"hang_timeout is {self.hang_timeout!r}; pass seconds of 1 or more, or inf to wait "
+                "for ever"
+            )
         if self.choices:
             self._check_choices()
 

@@ -14,6 +14,7 @@ from mgpu_magic.messages import (
     Exited,
     Fatal,
     Hello,
+    Hung,
     Loading,
     Outcomes,
     Ready,
@@ -198,6 +199,9 @@ class Tracked:
                 text = " ".join(f"{error.kind}: {error.message}".split())
                 self.message = one_line(text, _MESSAGE_CHARS)
                 self.release("lost" if self.was_ready else "failed", now)
+            case Hung(reason):
+                self.message, self.lost = reason, True
+                self.release("lost", now)
             case Stopped():
                 self.release("stopped", now)
             case Exited():

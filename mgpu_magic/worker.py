@@ -5,7 +5,7 @@
  CHANNEL ──>  │ Start, Load, Submit, Abort, Drain  │
               │   engine.add / step / abort        │ ──> CHANNEL
               └────────────────────────────────────┘
-              ┌ stats thread: engine.stats() each second ──> CHANNEL
+              ┌ stats thread: a sign of life each second ──> CHANNEL
  LIFELINE ──> └ lifeline thread: on EOF kill the whole process group
 ```
 
@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +42,7 @@ from mgpu_magic.messages import (
     Outcomes,
     Ready,
     Start,
+    Stats,
     Stopped,
     Submit,
     WorkerEvent,
@@ -137,10 +139,33 @@ def _serve(
         pin(cores)  # before anything is imported that counts the cores
     engine = engines.create(start.spec)
     leaving.callback(engine.close)
-    _drive(channel, engine)
+    pulse = _Pulse(engine)
+    with _every(STATS_SECONDS, lambda: channel.send(pulse.stats())):
+        _drive(channel, engine, pulse)
 
 
-def _drive(channel: Channel, engine: engines.Engine) -> None:
+class _Pulse:
+    """What the worker tells each second: its engine's figures, once there are any.
+
+    Attributes:
+        loaded: Whether the engine may be asked.
+        steps: Steps that the engine has finished.
+    """
+
+    def __init__(self, engine: engines.Engine) -> None:
+        self._engine = engine
+        self.loaded = False
+        self.steps = 0
+
+    def stats(self) -> Stats:
+        figures = Stats(0, 0, 0, 0)
+        if self.loaded:
+            with contextlib.suppress(Exception):  # a life without figures is one all the same
+                figures = self._engine.stats()
+        return replace(figures, steps=self.steps)
+
+
+def _drive(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
     """Take the engine through its life, until it is drained."""
     channel.send(Loading("importing"))
     engine.prepare()
@@ -163,11 +188,11 @@ def _drive(channel: Channel, engine: engines.Engine) -> None:
             loaded.notes,
         )
     )
-    with _every(STATS_SECONDS, lambda: channel.send(engine.stats())):
-        _work(channel, engine)
+    pulse.loaded = True
+    _work(channel, engine, pulse)
 
 
-def _work(channel: Channel, engine: engines.Engine) -> None:
+def _work(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
     """Answer requests until `Drain` and all is done. One job at a time is in flight."""
     job = 0
     draining = False
@@ -183,8 +208,11 @@ def _work(channel: Channel, engine: engines.Engine) -> None:
                     draining = True
                 case command:
                     raise ProtocolError(f"got {type(command).__name__} while ready")
-        if engine.busy and (outcomes := engine.step()):
-            channel.send(Outcomes(job, tuple(outcomes)))
+        if engine.busy:
+            outcomes = engine.step()
+            pulse.steps += 1
+            if outcomes:
+                channel.send(Outcomes(job, tuple(outcomes)))
 
 
 def _add(engine: engines.Engine, requests: Sequence[Request]) -> tuple[Failure, ...]:

@@ -39,7 +39,7 @@ KERNEL = (
         "snapshot",
         "tables",
     },
-    {"columns", "markup", "options", "scheduler", "tracked", "views"},
+    {"columns", "markup", "options", "scheduler", "tracked", "views", "watchdog"},
     {"pictures"},
     {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},

@@ -25,6 +25,7 @@ from mgpu_magic.messages import (
     Exited,
     Fatal,
     Hello,
+    Hung,
     Loading,
     Outcomes,
     Ready,
@@ -54,6 +55,7 @@ EVENTS: dict[type, Event] = {
     Fatal: Fatal(RemoteError("ValueError", "no such model")),
     Stopped: Stopped(),
     Exited: CRASH,
+    Hung: Hung("it hung"),
 }
 
 
@@ -512,6 +514,46 @@ def test_a_worker_that_dies_when_its_model_is_finished_is_left_alone() -> None:
     job.handle(0, answers(0))
     assert job.handle(0, CRASH) == []
     assert (job.state(0), job.restarts, job.failed) == (LOST, 0, {})
+
+
+def test_a_worker_that_hangs_is_replaced_and_the_cause_told() -> None:
+    """It is started again like any other that was lost; what was in flight is tried again."""
+    job = scheduler(warm(0), m=2)
+    job.begin()
+    assert job.handle(0, Hung("no step for 9 s")) == []
+    assert job.handle(0, CRASH) == [StartWorker(0)]
+    load(job, 0)
+    job.handle(0, answers(0))
+    job.handle(0, Hung("no step for 9 s"))
+    (failure,) = failures(job.handle(0, CRASH))
+    assert failure.error.message.endswith("cpu:0: WorkerHung: no step for 9 s")
+    assert job.done
+
+
+def test_a_load_that_hangs_is_tried_once_more() -> None:
+    """A second time it has failed for good, and the job says why."""
+    job = scheduler(on(0), m=1)
+    job.begin()
+    job.handle(0, Hung("no news for 9 s"))
+    assert job.handle(0, CRASH) == [StartWorker(0)]
+    job.handle(0, Hung("no news for 9 s"))
+    (failure,) = failures(job.handle(0, CRASH))
+    assert failure.error == RemoteError(
+        "WorkerHung", "'m' could not be loaded on cpu:0: WorkerHung: no news for 9 s"
+    )
+    assert job.state(0) is FAILED
+
+
+def test_what_cannot_be_killed_is_not_replaced() -> None:
+    """A thread that hangs keeps its device; the others answer its prompts."""
+    job = scheduler(warm(0), warm(1), m=4)
+    job.begin()
+    job.handle(0, Hung("no step for 9 s", killable=False))
+    assert StartWorker(0) not in job.handle(0, Exited(None, None))
+    job.handle(1, answers(2, 3))
+    job.handle(1, answers(0, 1))
+    assert job.done
+    assert job.failed[0].reason == "cpu:0: WorkerHung: no step for 9 s"
 
 
 # --- the user's interrupt --------------------------------------------------------------------

@@ -209,13 +209,24 @@ def test_a_sign_of_life_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "STATS_SECONDS", 0.02)
     channel = served(submit(1, "a", "b", "c"), Drain(), delay=0.2)
     stats = [event for event in channel.events if isinstance(event, Stats)]
-    assert Stats(running=1, waiting=2, prompt_tokens=0, output_tokens=0) in stats
+    assert Stats(running=1, waiting=2, prompt_tokens=0, output_tokens=0, steps=0) in stats
+    assert Stats(running=1, waiting=0, prompt_tokens=2, output_tokens=2, steps=2) in stats
     assert len(stats) >= 5
     assert channel.events[-1] == Stopped()
 
 
+def test_a_sign_of_life_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that imports and loads for long is alive all the while."""
+    monkeypatch.setattr(worker, "STATS_SECONDS", 0.02)
+    channel = served(Drain(), import_delay=0.1, load_delay=0.1)
+    kinds = [type(event) for event in channel.events]
+    imported, ready = channel.events.index(Loading("imported")), kinds.index(Ready)
+    assert Stats in kinds[:imported]
+    assert Stats in kinds[imported:ready]
+
+
 def test_figures_that_cannot_be_had_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that fails to give its figures still answers."""
+    """An engine that fails to give its figures still answers, and shows that it lives."""
 
     class Silent(EchoEngine):
         def stats(self) -> Stats:
@@ -225,7 +236,8 @@ def test_figures_that_cannot_be_had_do_no_harm(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engines, "create", Silent)
     channel = served(submit(1, "a"), Drain(), delay=0.05)
     assert channel.answered == [(1, 0)]
-    assert not [event for event in channel.events if isinstance(event, Stats)]
+    stats = [event for event in channel.events if isinstance(event, Stats)]
+    assert stats.count(Stats(0, 0, 0, 0, steps=0)) > 1
 
 
 # --- what ends it ----------------------------------------------------------------------------
