@@ -6,13 +6,14 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from process.living import MARK, eventually
+from process.living import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +37,13 @@ def left_since(
     look: Callable[[], Counter[str]] = footprint,
     seconds: float = SECONDS,
 ) -> list[str]:
-    """What is there beyond `before`, once it had time to go."""
-    eventually(lambda: not look() - before, seconds)
-    return sorted((look() - before).elements())
+    """What is there beyond `before`, once it had time to go, and did not just come by others."""
+    deadline = time.monotonic() + seconds
+    left = look() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= look() - before
+    return sorted(left.elements())
 
 
 def descriptors() -> list[str]:

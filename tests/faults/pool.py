@@ -11,11 +11,11 @@ import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from process.living import MARK, eventually, marked
+import psutil
+from process.living import MARK
 
 from faults.cell import Finding
 from faults.strikes import ORDERS
@@ -31,6 +31,7 @@ TESTS = Path(__file__).parents[1]
 TOGETHER = 4  # they mostly wait
 TRIES = 4
 SECONDS = 150.0
+GONE_SECONDS = 5.0
 
 
 def carry_out(
@@ -81,20 +82,37 @@ def _once(cell: Cell) -> Finding:
             os.killpg(process.pid, signal.SIGABRT)
             output, errors = process.communicate()
         left = _left(mark, Path(scratch) / "tmp")
+        _end(mark)
     seconds = round(time.monotonic() - began, 1)
     if process.returncode != 0:
         why = f"exit code {process.returncode} after {seconds} s: {errors[-4000:]}"
         return Finding(outcome="no end", seconds=seconds, left=left, error=why)
     told = json.loads(output.splitlines()[-1])
-    return Finding(**{**told, "left": (*told["left"], *left)})
+    return Finding(**{**told, "left": tuple(dict.fromkeys((*told["left"], *left)))})
 
 
 def _left(mark: str, folder: Path) -> tuple[str, ...]:
     """What is there although the cell's own process is gone."""
-    look = partial(_living, mark, folder)
-    eventually(lambda: not look(), 10)
-    return look()
+    deadline = time.monotonic() + GONE_SECONDS
+    while (left := _living(mark, folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def _living(mark: str, folder: Path) -> tuple[str, ...]:
-    return (*marked(mark), *(f"file {path}" for path in folder.rglob("*")))
+    found = (f"process {process.status()}" for process in _marked(mark))
+    return (*found, *(f"file {path}" for path in folder.rglob("*")))
+
+
+def _end(mark: str) -> None:
+    """What should have ended by itself must not disturb those that come after."""
+    for process in _marked(mark):
+        process.kill()
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(MARK) == mark
+    ]

@@ -84,17 +84,21 @@ SCENES: dict[Phase, Scene] = {
     "loading": Scene(prompts=SHORT, engine_args={"load_delay": 1.2, "delay": 0.01}),
     "running": Scene(prompts=SHORT, engine_args={"delay": 0.05}, warm=True),
     "tail": Scene(
-        prompts=[*SHORT[:20], "x" * 150],
+        prompts=[*SHORT[:20], "x" * 200],
         engine_args={"delay_per_character": 0.01, "capacity": 2},
         warm=True,
     ),
     "idle": Scene(prompts=SHORT, engine_args={"delay": 0.01}, warm=True),
 }
+SLOW_SCENES: dict[Phase, Scene] = {  # which are not over before a hang is found out
+    "importing": Scene(prompts=SHORT, engine_args={"import_delay": 1.2, "delay": 0.15}),
+    "loading": Scene(prompts=SHORT, engine_args={"load_delay": 1.2, "delay": 0.15}),
+}
 
 
 def struck(fault: Fault, phase: Phase) -> str:
     """Strike in that phase, check all that is promised, and say in short how it went."""
-    scene = SCENES[phase]
+    scene = SLOW_SCENES[phase] if fault.hangs and phase in SLOW_SCENES else SCENES[phase]
     with Session("cpu:2") as session:
         if scene.warm:
             warm_up(session, scene)
@@ -204,6 +208,8 @@ def judged(run: Run, fault: Fault, phase: Phase, scene: Scene) -> str:
         contains(str(run.error), (*fault.reason, *fault.explained))
         return f"{type(run.error).__name__} {len(results)}"
     assert results.texts == scene.prompts, [(f.index, f.error) for f in results.failures][:3]
+    if phase in ("running", "tail") and not restarts:
+        raise Missed(f"over before it was struck {phase}")
     if phase == "idle" and not fault.hangs:
         assert restarts <= 1  # whether the job began before the session knew
     else:

@@ -67,7 +67,7 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
         ("running", "idle"),
     ),
     "worker: SIGSTOP": (
-        Fault(strike=Signalled(STOP), hangs=True, reason=("no sign of life",)),
+        Fault(strike=Signalled(STOP), hangs=True, reason=("was killed",)),
         ("importing", "idle"),
     ),
     "worker: endless loop": (

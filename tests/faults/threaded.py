@@ -36,7 +36,7 @@ class Functions:
         self.reached = threading.Event()
 
     def load(self, device: str) -> str:
-        if self._phase == "loading" and device == "cpu:1":
+        if self._phase == "loading" and threading.current_thread().name.endswith("-1"):
             self._now()
         time.sleep(0.1)
         return device
