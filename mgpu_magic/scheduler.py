@@ -100,6 +100,13 @@ class _Model:
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
     was_ready: bool = False
+    failed_loads: list[Death] = field(default_factory=list)
+
+    @property
+    def cannot_load(self) -> bool:
+        """Whether two devices say the same: one that fails alone may be to blame itself."""
+        kinds = [death.error and death.error.kind for death in self.failed_loads]
+        return len(set(kinds)) < len(kinds)
 
     def mean_pace(self) -> float:
         paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
@@ -420,13 +427,16 @@ class Scheduler:
             return [*actions, self._start(worker), *self._fill(model)]
         if worker.state is FAILED or model.unresolved:
             self.failed[worker.id] = death
-        if model.unresolved and not model.was_ready:
-            self.failed_models[model.name] = death
+        if worker.state is FAILED:
+            model.failed_loads.append(death)
+        others = any(other.blocks for other in model.workers)
+        if model.unresolved and not model.was_ready and (model.cannot_load or not others):
+            death = self.failed_models[model.name] = model.failed_loads[0]
             actions += self._retire(model.workers)
             kind = death.error.kind if death.error else "WorkerStartError"
             what = f"{model.name!r} could not be loaded on {death.reason}"
             actions += self._give_up(model, kind, what)
-        elif not any(other.blocks for other in model.workers):
+        elif not others:
             what = f"no worker is left for {model.name!r}; {death.reason}"
             actions += self._give_up(model, "WorkerLost", what)
         return actions + self._start_due() + self._grant_due() + self._fill(model)

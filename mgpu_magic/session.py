@@ -20,12 +20,9 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
-import tempfile
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.devices import Discovery, discover
@@ -41,6 +38,7 @@ from mgpu_magic.options import Options, device_text
 from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
+from mgpu_magic.scratch import Scratch, shorten, sweep
 from mgpu_magic.sensors import Sensors
 
 if TYPE_CHECKING:
@@ -77,8 +75,10 @@ class Session:
 
     def __init__(self, devices: Any = "all", *, launcher: Launcher | None = None) -> None:
         self._devices = device_text(devices) or "all"
-        self._logs = Path(tempfile.mkdtemp(prefix="mgpu_magic-"))
+        self._scratch = Scratch()
+        self._logs = self._scratch.path
         self._loop = Loop("mgpu-session", self._fail)
+        self._loop.post(sweep)
         self._worker_numbers = itertools.count()
         self._job_numbers = itertools.count(1)
         self._fleet = Fleet(
@@ -235,7 +235,7 @@ class Session:
             self._closed = True
             self._sensors.close()
             self._loop.close()
-            shutil.rmtree(self._logs, ignore_errors=True)
+            self._scratch.close()
 
     def __enter__(self) -> Session:
         return self
@@ -379,6 +379,7 @@ class Session:
                     if self._log_bytes.get(worker.number, 0) != size:
                         self._log_bytes[worker.number] = size
                         self._progress.logged(worker.number, log_tail(worker.handle.log))
+                        shorten(worker.handle.log, size)
 
     def _on_readings(self, readings: Mapping[str, Reading]) -> None:
         self._loop.post(lambda: self._progress.read(readings))

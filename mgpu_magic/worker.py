@@ -1,4 +1,4 @@
-"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE KERNEL`, or `serve` in a thread.
+"""The worker's side: `python -m mgpu_magic.worker CHANNEL LIFELINE KERNEL FOLDER`, or a thread.
 
 ```
               ┌───────── one thread: serve ────────┐
@@ -9,9 +9,10 @@
  LIFELINE ──> └ lifeline thread: on EOF kill the whole process group
 ```
 
-CHANNEL and LIFELINE are numbers of inherited file descriptors, KERNEL is a process id. Imports
-`messages`, `outcomes`, `spec`, `errors` and `engines` alone; the engine's library comes in after
-the environment is complete and the worker is pinned to its cores.
+CHANNEL and LIFELINE are numbers of inherited file descriptors, KERNEL is a process id and FOLDER
+the session's, removed with it; a thread of the kernel calls `serve`. Imports `messages`,
+`outcomes`, `spec`, `errors`, `process_group` and `engines` alone; the engine's library comes in
+after the environment is complete and the worker is pinned to its cores.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -28,7 +30,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
 
-from mgpu_magic import engines
+from mgpu_magic import engines, process_group
 from mgpu_magic.errors import ProtocolError
 from mgpu_magic.messages import (
     PROTOCOL,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from mgpu_magic.messages import Request
 
 STATS_SECONDS = 1.0
+KERNEL_GONE_SECONDS = 1.0
 
 
 class Channel(Protocol):
@@ -247,8 +250,8 @@ def _every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _hold_lifeline(descriptor: int, kernel: int) -> None:
-    """End the whole process group as soon as the kernel is gone.
+def _hold_lifeline(descriptor: int, kernel: int, folder: str) -> None:
+    """End the whole process group as soon as the kernel is gone, and remove its folder.
 
     The pipe's EOF tells at once; the parent's id tells even where a process that the kernel
     forked holds the other end open.
@@ -260,7 +263,13 @@ def _hold_lifeline(descriptor: int, kernel: int) -> None:
             readable, _, _ = select.select([descriptor], [], [], 1.0)
             if readable and not os.read(descriptor, 1):
                 break
-        os.killpg(0, signal.SIGKILL)
+        process_group.kill(os.getpgrp(), spare={os.getpid()})
+        deadline = time.monotonic() + KERNEL_GONE_SECONDS
+        while os.getppid() == kernel and time.monotonic() < deadline:
+            time.sleep(0.01)  # it closes its files before it is gone
+        if os.getppid() != kernel:
+            shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="mgpu-lifeline", daemon=True).start()
 
@@ -270,11 +279,11 @@ def _pin_process(cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
-def _main(channel: int, lifeline: int, kernel: int) -> None:
+def _main(channel: int, lifeline: int, kernel: int, folder: str) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # stopping is the kernel's word, not the terminal's
-    _hold_lifeline(lifeline, kernel)
+    _hold_lifeline(lifeline, kernel, folder)
     code = 1
     try:
         serve(PipeChannel(channel), _pin_process)
@@ -289,4 +298,4 @@ def _main(channel: int, lifeline: int, kernel: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:]))
+    _main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

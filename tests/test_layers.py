@@ -22,7 +22,7 @@ SOURCE = Path(mgpu_magic.__file__).parent
 
 # The parts (modules, and packages with all their modules), lowest first. A part may import what
 # stands in the lines before its own. Kernel and worker share DATA.
-DATA = ({"errors", "outcomes"}, {"sendable"}, {"spec"}, {"messages"})
+DATA = ({"errors", "outcomes", "process_group"}, {"sendable"}, {"spec"}, {"messages"})
 KERNEL = (
     *DATA,
     {
@@ -36,6 +36,7 @@ KERNEL = (
         "placement",
         "prompts",
         "rates",
+        "scratch",
         "snapshot",
         "tables",
     },

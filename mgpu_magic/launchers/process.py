@@ -17,19 +17,20 @@ it is. Death is what `wait()` says, never the end of the pipe.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-import psutil
-
+from mgpu_magic import process_group
 from mgpu_magic.errors import ProtocolError, WorkerStartError
 from mgpu_magic.messages import (
     PROTOCOL,
@@ -51,11 +52,16 @@ if TYPE_CHECKING:
     from mgpu_magic.spec import WorkerSpec
 
 LOG_TAIL_BYTES = 4096
-GROUP_GONE_SECONDS = 5.0
+LAST_WORDS_SECONDS = 5.0
+_SOCKET_PATH = 107  # characters that the path of a Unix socket may have
+_SOCKET_NAME = 37
 
 
 def environment(
-    spec: WorkerSpec, base: Mapping[str, str], path: Sequence[str] = ()
+    spec: WorkerSpec,
+    base: Mapping[str, str],
+    path: Sequence[str] = (),
+    private: Path | None = None,
 ) -> dict[str, str]:
     """The environment of a worker: the kernel's, narrowed to the worker's device.
 
@@ -63,6 +69,8 @@ def environment(
         spec: The worker.
         base: The kernel's environment.
         path: The kernel's `sys.path`: the worker shall import what the kernel would.
+        private: A folder for the temporary files of vLLM's own processes, which they leave
+            behind when they are killed.
     """
     variables = dict(base)
     variables["PYTHONUNBUFFERED"] = "1"
@@ -75,6 +83,11 @@ def environment(
     cores = sum(len(device.cores) for device in spec.devices)
     if cores:
         variables["OMP_NUM_THREADS"] = str(cores)
+    if private and spec.engine == "vllm" and len(str(private)) + _SOCKET_NAME <= _SOCKET_PATH:
+        # But what torch compiled is good for the next worker too.
+        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        variables.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
+        variables["TMPDIR"] = str(private)
     return variables
 
 
@@ -82,7 +95,8 @@ class ProcessLauncher:
     """Starts each worker as a process of its own.
 
     Args:
-        directory: Where the log files go; a file is private to the user.
+        directory: Where the log files go, and what workers need while they live; private to the
+            user. Workers whose kernel was killed remove it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,7 +105,7 @@ class ProcessLauncher:
     def start(self, worker: int, spec: WorkerSpec, emit: Emit) -> ProcessHandle:
         """See `Launcher`."""
         try:
-            return ProcessHandle(worker, spec, emit, self._directory / f"worker-{worker}.log")
+            return ProcessHandle(worker, spec, emit, self._directory)
         except OSError as error:
             raise WorkerStartError(
                 f"{spec.label}: the worker process cannot be started: {error}. Check free memory "
@@ -102,21 +116,25 @@ class ProcessLauncher:
 class ProcessHandle:
     """A worker process, see `WorkerHandle`."""
 
-    def __init__(self, worker: int, spec: WorkerSpec, emit: Emit, log: Path) -> None:
+    def __init__(self, worker: int, spec: WorkerSpec, emit: Emit, directory: Path) -> None:
         self._worker = worker
         self._emit = emit
-        self._log = log
+        self._log = directory / f"worker-{worker}.log"
+        self._private = directory / f"worker-{worker}"
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         try:
-            with open(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as output:
+            self._private.mkdir(mode=0o700, exist_ok=True)
+            with open(
+                os.open(self._log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab"
+            ) as output:
                 self._process = subprocess.Popen(  # noqa: S603  # our own module
                     [
                         sys.executable, "-P", "-m", "mgpu_magic.worker",  # -P: PYTHONPATH is all
-                        str(theirs.fileno()), str(lifeline), str(os.getpid()),
+                        str(theirs.fileno()), str(lifeline), str(os.getpid()), str(directory),
                     ],
-                    env=environment(spec, os.environ, sys.path),
+                    env=environment(spec, os.environ, sys.path, self._private),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -156,7 +174,7 @@ class ProcessHandle:
     def kill(self) -> None:
         """See `WorkerHandle`."""
         if self._process.returncode is None:  # not yet waited for: the group's id is still ours
-            _kill_group(self.pid)
+            process_group.kill(self.pid)
 
     def _thread(self, job: str, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name=f"mgpu-{job}-{self._worker}", daemon=True)
@@ -178,10 +196,10 @@ class ProcessHandle:
 
     def _wait(self) -> None:
         code = self._process.wait()
-        _end_group(self.pid)  # whatever the worker started, vLLM's engine process say
-        self._reader.join(
-            GROUP_GONE_SECONDS
-        )  # what was sent before death is read before death is told
+        process_group.end(self.pid)  # whatever it started, vLLM's engine process say
+        shutil.rmtree(self._private, ignore_errors=True)
+        # What was sent before death is read before death is told.
+        self._reader.join(LAST_WORDS_SECONDS)
         self._commands.put(None)
         self._writer.join()
         self._connection.close()
@@ -207,30 +225,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _end_group(group: int) -> None:
-    """Kill what is left of a process group and wait until it is gone."""
-    _kill_group(group)
-    deadline = time.monotonic() + GROUP_GONE_SECONDS
-    while _members(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def _members(group: int) -> list[int]:
-    """Living processes of a group (one that only waits to be reaped holds nothing)."""
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return []
-    members = []
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                members.append(process.pid)
-    return members

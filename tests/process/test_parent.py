@@ -73,16 +73,25 @@ def test_a_fork_of_the_kernel_keeps_no_worker(tmp_path: Path, mark: str) -> None
         script.communicate()
 
 
-def test_a_worker_that_is_born_when_the_kernel_is_dead() -> None:
-    """It goes at once, even where a fork of the kernel holds the lines to it open."""
+def test_a_worker_that_is_born_when_the_kernel_is_dead(tmp_path: Path) -> None:
+    """It goes at once, even where a fork of the kernel holds the lines to it open.
+
+    With it goes the folder of the session.
+    """
+    folder = tmp_path / "session"
+    folder.mkdir()
     ours, theirs = socket.socketpair()
     lifeline, held_open = os.pipe()
     with ours, theirs:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "mgpu_magic.worker", f"{theirs.fileno()}", f"{lifeline}", "1"],
+            [
+                *(sys.executable, "-m", "mgpu_magic.worker"),
+                *(f"{theirs.fileno()}", f"{lifeline}", "1", str(folder)),
+            ],
             pass_fds=(theirs.fileno(), lifeline),
             start_new_session=True,
         )
         assert worker.wait(10) == -signal.SIGKILL
+    assert not folder.exists()
     os.close(lifeline)
     os.close(held_open)

@@ -368,14 +368,16 @@ def test_a_device_whose_worker_failed_does_not_wait_for_the_others() -> None:
 # --- failing to start ------------------------------------------------------------------------
 
 
-def test_a_model_that_cannot_load_fails_at_once_with_its_own_error() -> None:
+def test_a_model_that_two_devices_cannot_load_fails_with_its_own_error() -> None:
     """Its other replicas end, its prompts fail with the cause, other models go on."""
-    job = scheduler(on(0), on(1), on(2, "other"), m=2, other=1)
+    job = scheduler(on(0), on(1), on(3), on(2, "other"), m=2, other=1)
     job.begin()
     job.handle(0, IMPORTED)
     assert job.handle(0, EVENTS[Fatal]) == []
-    actions = job.handle(0, Exited(1, None, "the log"))
-    assert actions[0] == Retire(1)
+    assert job.handle(0, Exited(1, None, "the log")) == []
+    job.handle(1, EVENTS[Fatal])
+    actions = job.handle(1, Exited(1, None, "another log"))
+    assert actions[0] == Retire(3)
     assert [f.index for f in failures(actions)] == [0, 1]
     assert {f.error.kind for f in failures(actions)} == {"ValueError"}
     assert "cpu:0: ValueError: no such model" in failures(actions)[0].error.message
@@ -385,6 +387,32 @@ def test_a_model_that_cannot_load_fails_at_once_with_its_own_error() -> None:
     assert not job.done
     load(job, 2)
     job.handle(2, answers(0))
+    assert job.done
+
+
+def test_one_device_that_cannot_load_is_not_the_models_fault() -> None:
+    """Its memory may be taken, say: the others load all the same."""
+    job = scheduler(on(0), on(1), m=2)
+    job.begin()
+    job.handle(1, IMPORTED)
+    job.handle(0, IMPORTED)
+    job.handle(1, Fatal(RemoteError("OutOfMemoryError", "2 GiB free")))
+    assert job.handle(1, Exited(1, None)) == [GrantLoad(0, 0.0)]
+    job.handle(0, Ready(2, 1.0))
+    job.handle(0, answers(0, 1))
+    assert job.done
+    assert job.failed[1].reason == "cpu:1: OutOfMemoryError: 2 GiB free"
+
+
+def test_two_devices_that_fail_differently_are_told_by_the_first() -> None:
+    """When nobody is left the first cause is shown."""
+    job = scheduler(on(0), on(1), m=1)
+    job.begin()
+    job.handle(0, Exited(None, "SIGKILL"))
+    job.handle(1, EVENTS[Fatal])
+    (failure,) = failures(job.handle(1, Exited(1, None)))
+    assert failure.error.kind == "WorkerStartError"
+    assert job.failed_models["m"].exited == Exited(None, "SIGKILL")
     assert job.done
 
 
