@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import cast
 
 from faults.footprint import footprint, left_since, outside
-from faults.strikes import prepare_workers
+from faults.strikes import prepare
 from faults.struck import Missed, Phase
 from faults.table import ROWS
 
@@ -45,7 +45,7 @@ class Finding:
 def found(name: str, phase: Phase) -> Finding:
     """Carry a cell out."""
     (row,) = (row for row in ROWS if row.name == name)
-    prepare_workers()
+    prepare()
     look = outside if row.outside else footprint
     before = look()
     began = time.monotonic()

@@ -10,13 +10,13 @@ import sys
 import time
 from typing import cast
 
-from faults.strikes import prepare_workers
+from faults.strikes import prepare
 from faults.struck import SCENES, Fault, Phase, asked, caught, warm_up
 from mgpu_magic import Session
 
 
 def _stand(phase: Phase, end: str) -> None:
-    prepare_workers()
+    prepare()
     scene = SCENES[phase]
     session = Session("cpu:2")
     if scene.warm:

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from mgpu_magic import watchdog
+
 SABOTAGE = Path(__file__).parent / "sabotage"
 ORDERS = "MGPU_FAULTS"  # names the folder of the orders, a file per process
 
@@ -20,7 +22,7 @@ LOOP = "import time\nwhile True: time.sleep(60)"
 HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(10**6)"
 CUT_LIFELINE = """
 import os, sys
-lifeline = int(sys.orig_argv[-2])
+lifeline = int(sys.orig_argv[sys.orig_argv.index("mgpu_magic.worker") + 2])
 ours, theirs = os.pipe()
 os.close(theirs)  # what the worker reads now is the end
 os.dup2(ours, lifeline, inheritable=False)
@@ -66,6 +68,8 @@ class Told:
         os.kill(pid, signal.SIGUSR2)
 
 
-def prepare_workers() -> None:
-    """Have every worker that this process starts from now on take orders."""
+def prepare() -> None:
+    """Have every worker that this process starts take orders, and hangs found out soon."""
     sys.path.insert(0, str(SABOTAGE))
+    watchdog.LOAD_STEPS = 1  # these engines load in a second
+    watchdog.SIGN_SECONDS = 1.0

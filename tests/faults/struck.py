@@ -202,7 +202,7 @@ def judged(run: Run, fault: Fault, phase: Phase, scene: Scene) -> str:
     text = "\n".join(run.snapshot.job.notes)
     restarts = run.snapshot.job.restarts
     assert len(results) == len(scene.prompts)
-    if phase in ("importing", "loading") and not fault.hangs:  # it would only fail again
+    if phase in ("importing", "loading") and fault.everyone and not fault.hangs:
         assert isinstance(run.error, ReportedError), f"no error, but {text}"
         assert results.texts == [None] * len(results)
         contains(str(run.error), (*fault.reason, *fault.explained))
@@ -212,6 +212,9 @@ def judged(run: Run, fault: Fault, phase: Phase, scene: Scene) -> str:
         raise Missed(f"over before it was struck {phase}")
     if phase == "idle" and not fault.hangs:
         assert restarts <= 1  # whether the job began before the session knew
+    elif phase in ("importing", "loading") and not fault.hangs:
+        assert restarts == 0  # it would fail again
+        contains(text, ("the job went on without cpu:1", *fault.reason))
     else:
         contains(text, fault.reason)
         assert restarts == (2 if fault.everyone else 1), restarts

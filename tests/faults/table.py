@@ -49,6 +49,7 @@ UNTOUCHED = _without("no worker has a prompt then", "importing", "loading", "idl
 ONE_WAY = _without("shown while running; by phase, see 'kernel:'", "importing", "loading", "tail", "idle")  # noqa: E501
 NO_THREAD = _without("a thread imports nothing, and does nothing between jobs", "importing", "idle")
 
+DEVICE_NUMBERS = ("OutOfMemoryError", "14.56 GiB", "1.02 GiB")
 _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
     "worker: SIGKILL": (
         Fault(strike=Signalled(KILL), reason=("killed by SIGKILL (often: out of host memory)",)),
@@ -79,16 +80,30 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
         ("tail",),
     ),
     "worker: host memory": (
-        Fault(strike=Told(strikes.HOST_MEMORY), reason=("MemoryError",), explained=("GiB",)),
-        ("loading", "running"),
+        Fault(strike=Told(strikes.HOST_MEMORY), reason=("MemoryError",)),
+        ("running",),
     ),
     "worker: device memory": (
+        Fault(strike=Told(strikes.DEVICE_MEMORY), reason=DEVICE_NUMBERS),
+        ("running",),
+    ),
+    "all workers: host memory": (
+        Fault(
+            strike=Told(strikes.HOST_MEMORY),
+            everyone=True,
+            reason=("MemoryError",),
+            explained=("GiB", "--stagger"),
+        ),
+        ("loading",),
+    ),
+    "all workers: device memory": (
         Fault(
             strike=Told(strikes.DEVICE_MEMORY),
-            reason=("OutOfMemoryError", "14.56 GiB", "1.02 GiB"),
+            everyone=True,
+            reason=DEVICE_NUMBERS,
             explained=("gpu_memory_utilization", "max_model_len"),
         ),
-        ("loading", "running"),
+        ("loading",),
     ),
     "worker: log of 100 MB": (
         Fault(strike=Told(strikes.FLOOD), reason=("killed by SIGSEGV",), flood=True),
