@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+from mgpu_magic.advice import memory_advice
 from mgpu_magic.cells import prompt_text
+from mgpu_magic.devices import free_host_bytes
 from mgpu_magic.ensemble import Ensemble
 from mgpu_magic.errors import (
     EngineError,
@@ -111,6 +113,7 @@ class Execution:
         progress: Told of everything.
         later: `later(seconds, act)` has the loop call `act` after that time.
         parallel_loads: How many workers may load at the same time.
+        sizes: Bytes of the weights by model name, where known.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Execution:
         progress: Progress,
         later: Later,
         parallel_loads: int,
+        sizes: Mapping[str, int | None],
     ) -> None:
         self._number = number
         self._job = job
@@ -132,6 +136,7 @@ class Execution:
         self._fleet = fleet
         self._progress = progress
         self._later = later
+        self._sizes = sizes
         self._collectors = {name: Collector(p.originals) for name, p in prepared.items()}
         self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
             name: bytearray(len(p.requests)) for name, p in prepared.items()
@@ -389,8 +394,17 @@ class Execution:
         if not failures or len(failures) < prompts:
             return None
         for model, death in self._scheduler.failed_models.items():
-            return _load_error(model, death, results)
+            return _load_error(model, death, results, self._advice(model, death))
         return self._common_error(failures, results)
+
+    def _advice(self, model: str, death: Death) -> str:
+        spec = next(s.placed.spec for s in self._seats.values() if s.placed.model == model)
+        return memory_advice(
+            death,
+            spec,
+            weights_bytes=self._sizes.get(model),
+            free_host_bytes=free_host_bytes(),
+        )
 
     def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
         """Where different prompts all failed alike the cause is not in them: one error, not n."""
@@ -410,8 +424,8 @@ class Execution:
         return EngineError(text, kind=kind, traceback=trace, results=results)
 
 
-def _load_error(model: str, death: Death, results: Results) -> ReportedError:
-    message = f"{model} could not be loaded on {death.reason}"
+def _load_error(model: str, death: Death, results: Results, advice: str) -> ReportedError:
+    message = "\n".join(filter(None, (f"{model} could not be loaded on {death.reason}", advice)))
     tail = death.exited.log_tail
     if death.error is None:
         return WorkerStartError(message, log_tail=tail, results=results)

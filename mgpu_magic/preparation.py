@@ -37,6 +37,7 @@ class Preparation:
         discovery: The devices that it may use.
         placed: Its workers.
         parallel_loads: How many of them may load their weights at the same time.
+        sizes: Bytes of the weights by model name; None where they are not known.
     """
 
     job: JobSpec
@@ -44,6 +45,7 @@ class Preparation:
     discovery: Discovery
     placed: tuple[Placed, ...]
     parallel_loads: int
+    sizes: Mapping[str, int | None]
 
 
 def prepare(job: JobSpec, devices: str) -> Preparation:
@@ -76,6 +78,7 @@ def prepare(job: JobSpec, devices: str) -> Preparation:
         discovery=discovery,
         placed=placed,
         parallel_loads=_parallel_loads(placed, sizes),
+        sizes=sizes,
     )
 
 

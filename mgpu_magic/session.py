@@ -263,6 +263,7 @@ class Session:
             progress=self._progress,
             later=self._loop.later,
             parallel_loads=prepared.parallel_loads,
+            sizes=prepared.sizes,
         )
         self._current = execution, run
         if not self._sampling:

@@ -40,7 +40,7 @@ KERNEL = (
         "snapshot",
         "tables",
     },
-    {"columns", "markup", "options", "scheduler", "tracked", "views", "watchdog"},
+    {"advice", "columns", "markup", "options", "scheduler", "tracked", "views", "watchdog"},
     {"pictures"},
     {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},

@@ -43,15 +43,20 @@ with mgpu_magic.Session("cpu:2") as session:
 def test_a_killed_kernel_leaves_no_process(
     tmp_path: Path, mark: str, when: str, args: dict[str, float]
 ) -> None:
-    """After `kill -9` on the kernel everything is gone within 5 s, what workers started too."""
-    script = start_script(tmp_path, f"when, args = {when!r}, {args!r}\n" + SCRIPT)
+    """After `kill -9` on the kernel everything is gone within 5 s: all processes, its folder."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    body = f"when, args = {when!r}, {args!r}\n" + SCRIPT
+    script = start_script(tmp_path, body, TMPDIR=str(temporary))
     wait_for(script, "now")
     children = sum("mgpu_magic.worker" in command for command in marked(mark))
     assert children == 2
     assert any("sleep 600" in command for command in marked(mark)) == ("fork_child" in args)
+    assert len(list(temporary.iterdir())) == 1
     script.kill()
     script.communicate()
     assert eventually(lambda: not marked(mark), seconds=5)
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_fork_of_the_kernel_keeps_no_worker(tmp_path: Path, mark: str) -> None:
