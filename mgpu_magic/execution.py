@@ -42,6 +42,7 @@ from mgpu_magic.messages import (
     Abort,
     Event,
     Exited,
+    Fatal,
     Hung,
     Load,
     Loading,
@@ -53,6 +54,7 @@ from mgpu_magic.messages import (
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.tables import clipped
 from mgpu_magic.watchdog import Patience, Watchdog
 
 if TYPE_CHECKING:
@@ -160,6 +162,7 @@ class Execution:
         self._watchdog = Watchdog()
         self._watched_at = time.monotonic()
         self._hung: dict[int, Hung] = {}  # and not started again yet
+        self._last_words: dict[int, str] = {}  # of workers that are about to end
 
     @property
     def done(self) -> bool:
@@ -187,6 +190,8 @@ class Execution:
         if isinstance(event, Started):
             self._watchdog.watch(worker, self._patience(worker), "starting")
         self._watchdog.heard(worker, event)
+        if isinstance(event, Fatal):
+            self._last_words[worker] = clipped(f"{event.error.kind}: {event.error.message}", 200)
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
@@ -199,7 +204,7 @@ class Execution:
             return
         if isinstance(event, Exited) and StartWorker(worker) in actions:
             label = self._seats[worker].placed.spec.label
-            why = hung.reason if hung else event.reason
+            why = hung.reason if hung else self._last_words.pop(worker, event.reason)
             self._hung.pop(worker, None)
             self._progress.note(f"{label} was lost ({why}) and started again.")
         self._perform(actions, worker if isinstance(event, Outcomes) else None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def main(names: list[str]) -> int:
     """Carry out all cells, or those of some rows; returns how many failed."""
-    rows = [row for row in ROWS if not names or any(name in row.name for name in names)]
+    rows = [row for row in ROWS.values() if not names or any(name in row.name for name in names)]
     cells = [(row.name, phase) for row in rows for phase in row.phases]
     began = time.monotonic()
     findings = carry_out(cells, _tell)

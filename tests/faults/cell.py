@@ -44,7 +44,7 @@ class Finding:
 
 def found(name: str, phase: Phase) -> Finding:
     """Carry a cell out."""
-    (row,) = (row for row in ROWS if row.name == name)
+    row = ROWS[name]
     prepare()
     look = outside if row.outside else footprint
     before = look()

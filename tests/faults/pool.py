@@ -14,11 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fake_nvml
 import psutil
+from fake_nvml import FakeGpu
 from process.living import MARK
 
 from faults.cell import Finding
 from faults.strikes import ORDERS
+from faults.table import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,19 +34,22 @@ TESTS = Path(__file__).parents[1]
 TOGETHER = 4  # they mostly wait
 TRIES = 4
 SECONDS = 150.0
+HEAVY_SECONDS = 900.0
 GONE_SECONDS = 5.0
 
 
 def carry_out(
     cells: Iterable[Cell], shown: Callable[[Cell, Finding], None], together: int = TOGETHER
 ) -> dict[Cell, Finding]:
-    """Carry cells out; `shown` is called with each as it ends, in the order of `cells`."""
+    """Carry cells out, the heavy ones at the end, alone; `shown` is called with each."""
     cells = list(cells)
     findings = {}
-    with ThreadPoolExecutor(together) as pool:
-        for cell, finding in zip(cells, pool.map(_caught, cells), strict=True):
-            findings[cell] = finding
-            shown(cell, finding)
+    for heavy, workers in (False, together), (True, 1):
+        these = [cell for cell in cells if ROWS[cell[0]].heavy == heavy]
+        with ThreadPoolExecutor(workers) as pool:
+            for cell, finding in zip(these, pool.map(_caught, these), strict=True):
+                findings[cell] = finding
+                shown(cell, finding)
     return findings
 
 
@@ -66,7 +72,10 @@ def _once(cell: Cell) -> Finding:
             MARK: mark,
             "TMPDIR": f"{scratch}/tmp",
             ORDERS: f"{scratch}/orders",
+            "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/compiled",
         }
+        if ROWS[cell[0]].gpus:
+            own |= _gpus(Path(scratch))
         process = subprocess.Popen(
             [sys.executable, "-m", "faults.cell", *cell],
             cwd=TESTS,
@@ -77,7 +86,9 @@ def _once(cell: Cell) -> Finding:
             start_new_session=True,
         )
         try:
-            output, errors = process.communicate(timeout=SECONDS)
+            output, errors = process.communicate(
+                timeout=HEAVY_SECONDS if ROWS[cell[0]].heavy else SECONDS
+            )
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGABRT)
             output, errors = process.communicate()
@@ -89,6 +100,13 @@ def _once(cell: Cell) -> Finding:
         return Finding(outcome="no end", seconds=seconds, left=left, error=why)
     told = json.loads(output.splitlines()[-1])
     return Finding(**{**told, "left": tuple(dict.fromkeys((*told["left"], *left)))})
+
+
+def _gpus(folder: Path) -> dict[str, str]:
+    """Variables under which a process finds two Tesla T4."""
+    library = fake_nvml.build(folder)
+    fake_nvml.write_config(folder / "machine", [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")])
+    return fake_nvml.environment(library.parent, folder / "machine")
 
 
 def _left(mark: str, folder: Path) -> tuple[str, ...]:

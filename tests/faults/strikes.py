@@ -69,7 +69,11 @@ class Told:
 
 
 def prepare() -> None:
-    """Have every worker that this process starts take orders, and hangs found out soon."""
+    """Have every worker that this process starts from now on take orders."""
     sys.path.insert(0, str(SABOTAGE))
-    watchdog.LOAD_STEPS = 1  # these engines load in a second
+
+
+def be_impatient() -> None:
+    """Have hangs found out soon also while loading: these engines load in a second."""
+    watchdog.LOAD_STEPS = 1
     watchdog.SIGN_SECONDS = 1.0

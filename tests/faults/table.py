@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from faults import kernels, poison, strikes, threaded
+from faults import kernels, poison, real, strikes, threaded
 from faults.strikes import Signalled, Told
 from faults.struck import PHASES, Fault, Phase, struck
 
@@ -27,6 +27,8 @@ class Row:
         senseless: Why there is no such thing, by phase.
         quick: Phases in which each change is tested.
         outside: It happens to another process than that of the cell.
+        gpus: The machine seems to have two Tesla T4.
+        heavy: It needs a core for each worker, and minutes.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Row:
     senseless: Mapping[Phase, str] = field(default_factory=dict)
     quick: tuple[Phase, ...] = ()
     outside: bool = False
+    gpus: bool = False
+    heavy: bool = False
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -47,9 +51,11 @@ def _without(reason: str, *phases: Phase) -> dict[Phase, str]:
 
 UNTOUCHED = _without("no worker has a prompt then", "importing", "loading", "idle")
 ONE_WAY = _without("shown while running; by phase, see 'kernel:'", "importing", "loading", "tail", "idle")  # noqa: E501
+AS_ECHO = _without("as with other engines, see 'worker:'", "importing", "loading", "tail", "idle")
 NO_THREAD = _without("a thread imports nothing, and does nothing between jobs", "importing", "idle")
 
 DEVICE_NUMBERS = ("OutOfMemoryError", "14.56 GiB", "1.02 GiB")
+KNOBS = ("--gpu-memory-utilization", "--max-model-len")
 _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
     "worker: SIGKILL": (
         Fault(strike=Signalled(KILL), reason=("killed by SIGKILL (often: out of host memory)",)),
@@ -64,7 +70,7 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
         ("loading", "tail"),
     ),
     "worker: lifeline cut": (
-        Fault(strike=Told(strikes.CUT_LIFELINE), reason=("killed by SIGKILL",)),
+        Fault(strike=Told(strikes.CUT_LIFELINE), reason=("killed by SIGKILL",), late=True),
         ("running", "idle"),
     ),
     "worker: SIGSTOP": (
@@ -92,7 +98,7 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
             strike=Told(strikes.HOST_MEMORY),
             everyone=True,
             reason=("MemoryError",),
-            explained=("GiB", "--stagger"),
+            explained=("GiB free now", "--stagger"),
         ),
         ("loading",),
     ),
@@ -101,7 +107,8 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
             strike=Told(strikes.DEVICE_MEMORY),
             everyone=True,
             reason=DEVICE_NUMBERS,
-            explained=("gpu_memory_utilization", "max_model_len"),
+            explained=("cuda:", "has 15.0 GiB in all", *KNOBS),
+            devices="0,1",
         ),
         ("loading",),
     ),
@@ -118,10 +125,24 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
         ("running",),
     ),
 }
+_SIGNALS = {
+    "SIGKILL": Signalled(KILL),
+    "SIGSEGV": Signalled(SEGV),
+    "SIGSTOP": Signalled(STOP),
+}
 
-ROWS = (
+
+def _real(
+    name: str, strike: Signalled, *, engine_process: bool = False, core: bool = False
+) -> Row:
+    where = f", {'engine' if core else 'worker'} of two processes" if engine_process else ""
+    run = partial(real.struck, strike, engine_process=engine_process, core=core)
+    return Row(name=f"vLLM{where}: {name}", run=run, senseless=AS_ECHO, heavy=True)
+
+
+_ROWS = (
     *(
-        Row(name=name, run=partial(struck, fault), quick=quick)
+        Row(name=name, run=partial(struck, fault), quick=quick, gpus=fault.devices != "cpu:2")
         for name, (fault, quick) in _WORKERS.items()
     ),
     Row(
@@ -181,4 +202,13 @@ ROWS = (
         quick=("running",),
         outside=True,
     ),
+    *(_real(name, strike) for name, strike in _SIGNALS.items()),
+    *(_real(name, strike, engine_process=True) for name, strike in _SIGNALS.items()),
+    *(
+        _real(name, strike, engine_process=True, core=True)
+        for name, strike in _SIGNALS.items()
+        if name != "SIGSEGV"
+    ),
 )
+
+ROWS = {row.name: row for row in _ROWS}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from process.living import eventually
 
+from faults.strikes import be_impatient
 from faults.struck import BOUND_SECONDS, HANG_SECONDS, contains
 from mgpu_magic import JobInterrupted, ResultSet, Session
 from mgpu_magic.options import Options
@@ -42,7 +43,7 @@ class Functions:
         return device
 
     def predict(self, device: str, batch: list[int]) -> list[int]:
-        time.sleep(0.02)
+        time.sleep(0.1 if self._phase == "loading" else 0.02)
         first = {"running": 20, "tail": PROMPTS[-1]}.get(self._phase, -1)
         if first in batch:
             self._now()
@@ -91,6 +92,7 @@ def raises(phase: Phase) -> str:
 
 def hangs(phase: Phase) -> str:
     """The device of a thread that never comes back is given up, its prompts are answered."""
+    be_impatient()
     gate = threading.Event()
     functions = Functions(phase, lambda: _wait(gate))
     with Session("cpu:2") as session:
