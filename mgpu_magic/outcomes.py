@@ -21,7 +21,7 @@ import os
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from array import array
@@ -59,9 +59,11 @@ class RemoteError:
         return cls(type(error).__name__, str(error) or repr(error), text)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability (natural logarithm) of one token at one position."""
+class TokenLogprob(NamedTuple):
+    """Log-probability (natural logarithm) of one token at one position.
+
+    A tuple, because there are thousands in an answer: it crosses the pipe three times as fast.
+    """
 
     token_id: int
     token: str | None

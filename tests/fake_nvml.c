@@ -23,7 +23,7 @@
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, UNKNOWN = 999 };
 enum { INSUFFICIENT_SIZE = 7 };
-enum { MAX_DEVICES = 32, MAX_ERRORS = 8, MAX_SLICES = 7, MAX_PROCESSES = 16 };
+enum { MAX_DEVICES = 64, MAX_ERRORS = 8, MAX_SLICES = 7, MAX_PROCESSES = 16 };
 
 typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute; } Process;
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from mgpu_magic.engines import Loaded
 from mgpu_magic.messages import Chat, Pair, Pickled, Stats, Tokens
-from mgpu_magic.outcomes import Completion
+from mgpu_magic.outcomes import Completion, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mgpu_magic.messages import Prompt, Request
-    from mgpu_magic.outcomes import Outcome
+    from mgpu_magic.outcomes import Logprobs, Outcome
     from mgpu_magic.spec import WorkerSpec
 
 
@@ -60,7 +60,10 @@ class EchoSettings:
 
 
 class EchoEngine:
-    """Answers prompts one after the other; `max_tokens` cuts the answer, a token is a word."""
+    """Answers prompts one after the other; a token is a word.
+
+    Of the sampling it knows `max_tokens`, `n` and `logprobs` (of made-up candidates).
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
@@ -116,15 +119,16 @@ class EchoEngine:
         answer = words[: sampling.get("max_tokens") or len(words)]
         self._prompt_tokens += len(words)
         self._output_tokens += len(answer)
+        n, candidates = sampling.get("n", 1), sampling.get("logprobs")
         completion = Completion(
             index=index,
-            texts=(" ".join(answer),) * sampling.get("n", 1),
-            finish_reasons=("stop" if len(answer) == len(words) else "length",)
-            * sampling.get("n", 1),
+            texts=(" ".join(answer),) * n,
+            finish_reasons=("stop" if len(answer) == len(words) else "length",) * n,
             prompt_tokens=len(words),
             output_tokens=len(answer),
             seconds=seconds,
             device=self._spec.label,
+            logprobs=candidates and (_logprobs(answer, candidates),) * n,
         )
         return [completion]
 
@@ -145,6 +149,16 @@ class EchoEngine:
 
     def close(self) -> None:
         """See `Engine`."""
+
+
+def _logprobs(words: list[str], candidates: int) -> Logprobs:
+    return tuple(
+        tuple(
+            TokenLogprob(rank, f"{word}{rank or ''}", -rank / 2, rank + 1)
+            for rank in range(candidates)
+        )
+        for word in words
+    )
 
 
 def _text(prompt: Prompt) -> str:

@@ -46,7 +46,7 @@ def gpus(nvml: Path, tmp_path: Path) -> Callable[[int], dict[str, str]]:
 
     def machine(count: int) -> dict[str, str]:
         config = tmp_path / "machine"
-        names = ("GPU-" + letter * 4 for letter in "abcdefgh"[:count])
+        names = ("GPU-" + 4 * chr(ord("a") + number) for number in range(count))
         fake_nvml.write_config(config, [FakeGpu(uuid=name) for name in names])
         return fake_nvml.environment(nvml, config)
 

@@ -68,9 +68,9 @@ def run_script(folder: Path, body: str, **environ: str) -> Any:
     return outcome(start_script(folder, body, **environ))
 
 
-def outcome(script: subprocess.Popen[str]) -> Any:
+def outcome(script: subprocess.Popen[str], seconds: float = 30) -> Any:
     """Wait for the end of a script; returns the last that it printed, which is JSON."""
-    output, errors = script.communicate(timeout=30)
+    output, errors = script.communicate(timeout=seconds)
     assert script.returncode == 0, errors
     assert errors == ""
     return json.loads(output)
