@@ -12,7 +12,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from faults.footprint import footprint, left_since, outside
+from faults.footprint import Footprint
 from faults.strikes import prepare
 from faults.struck import Missed, Phase
 from faults.table import ROWS
@@ -46,8 +46,7 @@ def found(name: str, phase: Phase) -> Finding:
     """Carry a cell out."""
     row = ROWS[name]
     prepare()
-    look = outside if row.outside else footprint
-    before = look()
+    footprint = Footprint(inside=not row.outside)
     began = time.monotonic()
     outcome, error, missed = "failed", "", False
     try:
@@ -56,7 +55,7 @@ def found(name: str, phase: Phase) -> Finding:
         missed = True
     except BaseException:  # noqa: BLE001  # it is what the table shows
         error = traceback.format_exc()
-    left = left_since(before, look)
+    left = footprint.left()
     return Finding(
         outcome=outcome,
         seconds=round(time.monotonic() - began, 1),

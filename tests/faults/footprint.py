@@ -10,49 +10,59 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 from process.living import MARK
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-SHARED_MEMORY = Path("/dev/shm")
 SECONDS = 10.0
+SAMPLE_SECONDS = 0.5
 
 
-def footprint() -> Counter[str]:
-    """All that this process, and those that it started, hold now, by kind and name."""
-    return Counter([*descriptors(), *threads()]) + outside()
+class Footprint:
+    """All that this process, and those that it starts from now on, leave.
 
+    Args:
+        inside: Whether what is in this process counts too: descriptors and threads.
+    """
 
-def outside() -> Counter[str]:
-    """The same without what is in this process."""
-    return Counter([*processes(), *files(), *shared_memory()])
+    def __init__(self, *, inside: bool = True) -> None:
+        self._inside = inside
+        self._blocks: set[str] = set()  # of shared memory that ours used; others have theirs
+        self._over = threading.Event()
+        threading.Thread(target=self._sample, name="blocks", daemon=True).start()
+        self._before = self._now()
 
+    def left(self, seconds: float = SECONDS) -> list[str]:
+        """What is there that was not before, once it had time to go."""
+        deadline = time.monotonic() + seconds
+        while (left := self._now() - self._before) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return sorted(left.elements())
 
-def left_since(
-    before: Counter[str],
-    look: Callable[[], Counter[str]] = footprint,
-    seconds: float = SECONDS,
-) -> list[str]:
-    """What is there beyond `before`, once it had time to go, and did not just come by others."""
-    deadline = time.monotonic() + seconds
-    left = look() - before
-    while left and time.monotonic() < deadline:
-        time.sleep(0.1)
-        left &= look() - before
-    return sorted(left.elements())
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def _now(self) -> Counter[str]:
+        inside = [*descriptors(), *threads()] if self._inside else []
+        blocks = [f"block {path}" for path in self._blocks.copy() if os.path.exists(path)]
+        return Counter([*inside, *processes(), *files(), *blocks])
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(OSError):
+                    maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+                    self._blocks |= set(re.findall(r"/dev/shm/\S+", maps))
 
 
 def descriptors() -> list[str]:
-    """What this process has open."""
+    """What this process has open, without numbers."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
+        with suppress(OSError):  # that of the listing itself, or of a look into /proc
             target = os.readlink(f"/proc/self/fd/{entry}")
-            if target != f"/proc/{os.getpid()}/fd":
+            if not target.startswith("/proc/"):
                 found.append("descriptor " + re.sub(r":\[\d+\]", "", target))
     return found
 
@@ -76,24 +86,16 @@ def processes() -> list[str]:
 
 def files() -> list[str]:
     """What is in the folder for temporary files, which is this process's own."""
-    return [f"file {path}" for path in Path(tempfile.gettempdir()).rglob("*")]
+    return [f"file {path}" for path in paths(tempfile.gettempdir())]
 
 
-def shared_memory() -> list[str]:
-    """Blocks of shared memory that are in no use by processes besides ours."""
-    used = _used_by_others()
-    return [f"block {path}" for path in SHARED_MEMORY.iterdir() if str(path) not in used]
-
-
-def _used_by_others() -> set[str]:
-    mark = os.environ[MARK]
-    used = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) != mark:
-                maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
-                used |= set(re.findall(r"/dev/shm/\S+", maps))
-    return used
+def paths(folder: str | Path) -> list[str]:
+    """All files and folders in a folder that may change meanwhile."""
+    return [
+        os.path.join(where, name)
+        for where, folders, names in os.walk(folder)
+        for name in (*folders, *names)
+    ]
 
 
 def _described(process: psutil.Process) -> str:

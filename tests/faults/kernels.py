@@ -14,7 +14,7 @@ import psutil
 from notebook.live import Notebook
 from process.jobs import echo
 
-from faults.footprint import footprint, left_since
+from faults.footprint import Footprint
 from faults.strikes import ORDERS
 from faults.struck import NEXT, Missed
 from mgpu_magic import Session
@@ -37,10 +37,11 @@ def exits(phase: Phase) -> str:
     return _ended(phase, lambda _: None, "os._exit(0)")
 
 
-def killed_with_workers_that_cannot_listen(
-    strike: Callable[[int], None], phase: Phase
-) -> str:
-    """The kernel is killed when its workers can run no code of their own any more."""
+def killed_with_deaf_workers(strike: Callable[[int], None], phase: Phase) -> str:
+    """The kernel is killed when its workers can run no code any more: the next session ends them.
+
+    They themselves see to it otherwise, and there is nobody else.
+    """
 
     def act(kernel: subprocess.Popen[str]) -> None:
         for child in psutil.Process(kernel.pid).children():
@@ -48,11 +49,17 @@ def killed_with_workers_that_cannot_listen(
         time.sleep(0.3)  # until the order is carried out
         kernel.kill()
 
-    return _ended(phase, act)
+    return _ended(phase, act, deaf=True)
 
 
-def _ended(phase: Phase, act: Callable[[subprocess.Popen[str]], None], end: str = "") -> str:
-    before = footprint()
+def _ended(
+    phase: Phase,
+    act: Callable[[subprocess.Popen[str]], None],
+    end: str = "",
+    *,
+    deaf: bool = False,
+) -> str:
+    footprint = Footprint()
     with subprocess.Popen(
         [sys.executable, "-m", "faults.kernel", phase, end],
         stdout=subprocess.PIPE,
@@ -64,12 +71,18 @@ def _ended(phase: Phase, act: Callable[[subprocess.Popen[str]], None], end: str 
         began = time.monotonic()
         act(kernel)
         kernel.wait()
-    left = left_since(before, seconds=GONE_SECONDS)
+    if deaf:
+        _next()
+    left = footprint.left(GONE_SECONDS)
     seconds = time.monotonic() - began
     assert not left, f"after {seconds:.1f} s there are {left}"
+    _next()
+    return f"gone in {seconds:.1f} s"
+
+
+def _next() -> None:
     with Session("cpu:2") as session:
         assert echo(session, NEXT).texts == NEXT
-    return f"gone in {seconds:.1f} s"
 
 
 def restarted(phase: Phase) -> str:

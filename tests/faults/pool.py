@@ -20,6 +20,7 @@ from fake_nvml import FakeGpu
 from process.living import MARK
 
 from faults.cell import Finding
+from faults.footprint import paths
 from faults.strikes import ORDERS
 from faults.table import ROWS
 
@@ -39,12 +40,12 @@ GONE_SECONDS = 5.0
 
 
 def carry_out(
-    cells: Iterable[Cell], shown: Callable[[Cell, Finding], None], together: int = TOGETHER
+    cells: Iterable[Cell], shown: Callable[[Cell, Finding], object] = lambda *_: None
 ) -> dict[Cell, Finding]:
     """Carry cells out, the heavy ones at the end, alone; `shown` is called with each."""
     cells = list(cells)
     findings = {}
-    for heavy, workers in (False, together), (True, 1):
+    for heavy, workers in (False, TOGETHER), (True, 1):
         these = [cell for cell in cells if ROWS[cell[0]].heavy == heavy]
         with ThreadPoolExecutor(workers) as pool:
             for cell, finding in zip(these, pool.map(_caught, these), strict=True):
@@ -119,7 +120,7 @@ def _left(mark: str, folder: Path) -> tuple[str, ...]:
 
 def _living(mark: str, folder: Path) -> tuple[str, ...]:
     found = (f"process {process.status()}" for process in _marked(mark))
-    return (*found, *(f"file {path}" for path in folder.rglob("*")))
+    return (*found, *(f"file {path}" for path in paths(folder)))
 
 
 def _end(mark: str) -> None:

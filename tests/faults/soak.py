@@ -27,7 +27,7 @@ import psutil
 from process.living import MARK
 
 from faults.carried import carry_out
-from faults.footprint import footprint, left_since
+from faults.footprint import Footprint
 from faults.plans import plan
 from faults.strikes import ORDERS, be_impatient, prepare
 from mgpu_magic import Session
@@ -69,7 +69,7 @@ class Soak:
         prepare()
         be_impatient()
         end = time.monotonic() + self.seconds
-        before = footprint()
+        footprint = Footprint()
         while time.monotonic() < end and len(self.failures) < ENOUGH_FAILURES:
             session = Session("cpu:2")
             try:
@@ -77,9 +77,10 @@ class Soak:
                     pass
             finally:
                 session.close()
-            if left := left_since(before):
+            if left := footprint.left():
                 self._fail(f"after job {self.jobs} is left: {left}")
             self._weigh()
+        footprint.close()
         self._compare()
 
     def _one(self, session: Session) -> bool:

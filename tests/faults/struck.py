@@ -11,12 +11,12 @@ import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from process.jobs import job, phases
 from process.living import eventually, workers
 
+from faults.footprint import paths
 from faults.strikes import LAST_WORDS, be_impatient
 from mgpu_magic import ResultSet, Session
 from mgpu_magic.devices import discover
@@ -131,9 +131,9 @@ def struck(fault: Fault, phase: Phase) -> str:
 def disk_bytes() -> int:
     """What the temporary files take."""
     total = 0
-    for path in Path(tempfile.gettempdir()).rglob("*"):
+    for path in paths(tempfile.gettempdir()):
         with suppress(FileNotFoundError):  # it was just removed
-            total += 512 * path.stat().st_blocks
+            total += 512 * os.stat(path).st_blocks
     return total
 
 

@@ -181,12 +181,12 @@ _ROWS = (
     Row(name="kernel: os._exit(0)", run=kernels.exits, quick=("tail",)),
     Row(
         name="kernel: SIGKILL, workers stopped",
-        run=partial(kernels.killed_with_workers_that_cannot_listen, Signalled(STOP)),
+        run=partial(kernels.killed_with_deaf_workers, Signalled(STOP)),
         quick=("running",),
     ),
     Row(
         name="kernel: SIGKILL, workers hold GIL",
-        run=partial(kernels.killed_with_workers_that_cannot_listen, Told(strikes.HOLD_THE_GIL)),
+        run=partial(kernels.killed_with_deaf_workers, Told(strikes.HOLD_THE_GIL)),
         quick=("loading",),
     ),
     Row(
