@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from faults.pool import carry_out
@@ -22,17 +23,34 @@ def main(names: list[str]) -> int:
     cells = [(row.name, phase) for row in rows for phase in row.phases]
     began = time.monotonic()
     findings = carry_out(cells, _tell)
-    bad = {cell: finding for cell, finding in findings.items() if not finding.good}
-    width = max(len(row.name) for row in rows)
-    print(f"{'':{width}}", *(f"{phase:24}" for phase in PHASES), sep="  ")
+    bad = sum(not finding.good for finding in findings.values())
+    reasons = list(dict.fromkeys(why for row in rows for why in row.senseless.values()))
+    notes = {
+        reason: f"- {letter}" for reason, letter in zip(reasons, ascii_lowercase, strict=False)
+    }
+    table = [["", *PHASES]]
     for row in rows:
-        texts = (_text(findings.get((row.name, phase))) for phase in PHASES)
-        print(f"{row.name:{width}}", *(f"{text:24}" for text in texts), sep="  ")
+        blank = {phase: notes[reason] for phase, reason in row.senseless.items()}
+        table.append(
+            [
+                row.name,
+                *(blank.get(phase) or _text(findings[row.name, phase]) for phase in PHASES),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for texts in table:
+        cells_ = (f"{text:{width}}" for text, width in zip(texts, widths, strict=True))
+        print("  ".join(cells_).rstrip())
     print(
-        f"{len(cells) - len(bad)} of {len(cells)} cells as promised, in "
+        "\n40/41 ↻2: answers of prompts, restarts of workers; then seconds; what was left, if any"
+    )
+    for reason, note in notes.items():
+        print(f"{note}: {reason}")
+    print(
+        f"\n{len(cells) - bad} of {len(cells)} cells as promised, in "
         f"{time.monotonic() - began:.0f} s; load of the machine {os.getloadavg()[0]:.1f}"
     )
-    return len(bad)
+    return bad
 
 
 def _tell(cell: Cell, finding: Finding) -> None:
@@ -41,11 +59,10 @@ def _tell(cell: Cell, finding: Finding) -> None:
         print(f"    {line[:300]}", file=sys.stderr, flush=True)
 
 
-def _text(finding: Finding | None) -> str:
-    if finding is None:
-        return "-"
-    outcome = "missed" if finding.missed else finding.outcome
-    return f"{outcome} {finding.seconds:.1f} s, left {len(finding.left)}"
+def _text(finding: Finding) -> str:
+    outcome = "MISSED" if finding.missed else finding.outcome
+    left = f", {len(finding.left)} LEFT" if finding.left else ""
+    return f"{outcome}, {finding.seconds:.1f} s{left}"
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from engines.capitals import CAPITALS
 from process.jobs import phases
 from process.living import workers
 
-from faults import strikes
+from faults import real, strikes
 from faults.plans import HANG_SECONDS, POISON, REFUSED, STOPPING, answer, text_of
 from faults.strikes import Signalled, Told
 from mgpu_magic import Completion, Ensemble, Failure, JobInterrupted, ResultSet, Returned
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from faults.plans import Plan
     from mgpu_magic import JobSpec, Session
 
-BOUND_SECONDS = 90.0
+BOUND_SECONDS = 120.0
 STRIKES: dict[str, Callable[[int], None]] = {
     "SIGKILL": Signalled(signal.SIGKILL),
     "SIGKILL all": Signalled(signal.SIGKILL),
@@ -90,10 +92,8 @@ class Timer:
         cards = self._session.status().devices
         self.early = any(card.worker and card.worker.phase not in _SETTLED for card in cards)
         for pid in victims:
-            try:
+            with suppress(ProcessLookupError):
                 STRIKES[event](pid)
-            except ProcessLookupError:
-                pass
 
 
 def twice(state: object, batch: list[int]) -> list[int]:
@@ -105,6 +105,8 @@ def twice(state: object, batch: list[int]) -> list[int]:
 
 def job(plan: Plan) -> JobSpec:
     """What the plan asks for."""
+    if plan.kind == "vLLM":
+        return real.job(list(plan.prompts))
     options: dict[str, Any] = {
         "prompts": list(plan.prompts),
         "launcher": plan.launcher,
@@ -163,6 +165,9 @@ def _wrong(plan: Plan, results: ResultSet, *, early: bool) -> Iterator[str]:
             case Failure(error=error):
                 if error.kind not in _may_fail(plan, prompt, early=early):
                     yield f"prompt {index}, {prompt!r}: {error.kind}: {error.message}"
+            case Completion(text=text) if plan.kind == "vLLM":
+                if CAPITALS[prompt] not in text:
+                    yield f"prompt {index}, {prompt!r} has the answer {text!r}"
             case Completion(text=text):
                 if text != answer(prompt, plan.max_tokens) or _must_fail(prompt):
                     yield f"prompt {index}, {prompt!r} has the answer {text!r}"

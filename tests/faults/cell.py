@@ -48,7 +48,7 @@ def found(name: str, phase: Phase) -> Finding:
     prepare()
     footprint = Footprint(inside=not row.outside)
     began = time.monotonic()
-    outcome, error, missed = "failed", "", False
+    outcome, error, missed = "FAILED", "", False
     try:
         outcome = row.run(phase)
     except Missed:

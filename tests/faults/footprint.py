@@ -101,5 +101,5 @@ def paths(folder: str | Path) -> list[str]:
 def _described(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         what = " ".join(process.cmdline()) or process.name()
-        return f"process ({process.status()}) {what}"
+        return f"process ({process.status()}) " + re.sub(r"\d+", "N", what)
     return "process that just ended"

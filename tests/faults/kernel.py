@@ -11,7 +11,7 @@ import time
 from typing import cast
 
 from faults.strikes import prepare
-from faults.struck import SCENES, Fault, Phase, asked, caught, warm_up
+from faults.struck import SCENES, Phase, asked, caught, warm_up
 from mgpu_magic import Session
 
 
@@ -26,7 +26,7 @@ def _stand(phase: Phase, end: str) -> None:
     sys.stdout.write("now\n")
     sys.stdout.flush()
     if end:
-        eval(end, {"os": os})  # noqa: S307
+        eval(end, {"os": os})
     time.sleep(60)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from faults.struck import NEXT, Missed
 from mgpu_magic import Session
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
 
     from faults.struck import Phase

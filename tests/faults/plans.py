@@ -9,7 +9,9 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-Kind: TypeAlias = Literal["echo", "ensemble", "waves", "function"]
+from engines.capitals import CAPITALS
+
+Kind: TypeAlias = Literal["echo", "ensemble", "waves", "function", "vLLM"]
 Event: TypeAlias = Literal[
     "SIGKILL", "SIGSEGV", "exit", "SIGSTOP", "loop", "GIL", "flood", "lifeline", "SIGKILL all",
     "stop", "interrupt", "interrupt twice",
@@ -20,8 +22,21 @@ EVENTS: tuple[Event, ...] = get_args(Event)
 HANGING: frozenset[Event] = frozenset({"SIGSTOP", "loop", "GIL"})
 STOPPING: frozenset[Event] = frozenset({"stop", "interrupt", "interrupt twice"})
 HANG_SECONDS = 5.0
+REAL_EVERY = 12  # jobs, of which one is for the real model
 REFUSED, POISON = "refuse-me", "poison-me"
-WORDS = "alpha beta gamma délta 日本語 🙂 <b>bold</b> \\n %s {brace} end.".split()
+WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "délta",
+    "日本語",
+    "🙂",
+    "<b>bold</b>",
+    "\\n",
+    "%s",
+    "{brace}",
+    "end.",
+]
 
 # Few, so that a job often finds its model loaded.
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -70,9 +85,11 @@ class Plan:
         )
 
 
-def plan(seed: int, number: int) -> Plan:
-    """The job of that number."""
+def plan(seed: int, number: int, *, real: bool = False) -> Plan:
+    """The job of that number; `real`, from a soak that has a real model."""
     rng = random.Random(f"{seed}:{number}")
+    if real and number % REAL_EVERY == 0:
+        return _real(rng, number)
     kind: Kind = rng.choices(("echo", "ensemble", "waves", "function"), (60, 12, 6, 22))[0]
     settings = dict(rng.choice(SETTINGS))
     count = round(10 ** rng.uniform(0, 3.7))
@@ -101,6 +118,22 @@ def plan(seed: int, number: int) -> Plan:
         at_seconds=rng.uniform(0, 0.6 + count * per_prompt / 2),
         victim=rng.randrange(2),
         after=rng.choices(("", "free", "restart", "look"), (75, 8, 4, 13))[0],
+    )
+
+
+def _real(rng: random.Random, number: int) -> Plan:
+    events: tuple[Event | None, ...] = (None, "stop", "interrupt", "SIGKILL")
+    return Plan(
+        number=number,
+        kind="vLLM",
+        launcher="process",
+        prompts=tuple(rng.choices(list(CAPITALS), k=rng.randint(1, 24))),
+        engine_args={},
+        max_tokens=16,
+        event=rng.choices(events, (60, 15, 15, 10))[0],
+        at_seconds=rng.uniform(0, 2),
+        victim=0,
+        after="",
     )
 
 

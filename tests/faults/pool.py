@@ -98,7 +98,7 @@ def _once(cell: Cell) -> Finding:
     seconds = round(time.monotonic() - began, 1)
     if process.returncode != 0:
         why = f"exit code {process.returncode} after {seconds} s: {errors[-4000:]}"
-        return Finding(outcome="no end", seconds=seconds, left=left, error=why)
+        return Finding(outcome="NO END", seconds=seconds, left=left, error=why)
     told = json.loads(output.splitlines()[-1])
     return Finding(**{**told, "left": tuple(dict.fromkeys((*told["left"], *left)))})
 

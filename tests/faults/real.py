@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from faults.struck import Phase
-    from mgpu_magic import Run
+    from mgpu_magic import JobSpec, Run
 
 SMALL_MODEL = Path(__file__).parents[2] / "demo_notebooks" / "small_model.py"
 SECONDS = 240.0  # two loads on a busy machine
@@ -34,11 +35,11 @@ def struck(
     strike: Callable[[int], None], phase: Phase, *, engine_process: bool, core: bool = False
 ) -> str:
     """Strike a worker, or the process of its engine, while both devices answer."""
-    os.environ["CXX"] = "/nowhere/g++"  # nothing is compiled: it takes minutes
+    compile_nothing()
     asked = list(CAPITALS) * (COUNT // len(CAPITALS))
     with Session("cpu:2") as session:
         warm_up(session, engine_process=engine_process)
-        run = _begin(session, asked, engine_process=engine_process)
+        run = session.submit(job(asked, engine_process=engine_process))
         assert eventually(lambda: _midway(run) or run.done, SECONDS)
         victim = _victim(core=core)
         if run.done:
@@ -48,19 +49,25 @@ def struck(
         restarts = run.snapshot.job.restarts
         if not restarts:
             raise Missed(phase)
-        following = _begin(session, list(CAPITALS), engine_process=engine_process)
+        following = session.submit(job(list(CAPITALS), engine_process=engine_process))
         _judge(following, list(CAPITALS))
     assert restarts == 1
     return f"{COUNT}/{COUNT} ↻{restarts}"
 
 
+def compile_nothing() -> None:
+    """Have vLLM start without a compiler: with one it takes minutes."""
+    os.environ["CXX"] = "/nowhere/g++"
+
+
 def warm_up(session: Session, *, engine_process: bool) -> None:
     """Have the model loaded on both devices."""
-    run = _begin(session, list(CAPITALS) * 1000, engine_process=engine_process)
+    run = session.submit(job(list(CAPITALS) * 1000, engine_process=engine_process))
     assert eventually(lambda: phases(run) == ["running", "running"], SECONDS), phases(run)
     run.stop()
 
 
+@cache
 def small_model() -> str:
     """The directory of the small model."""
     told = subprocess.run(
@@ -69,18 +76,17 @@ def small_model() -> str:
     return told.stdout.splitlines()[-1]
 
 
-def _begin(session: Session, countries: list[str], *, engine_process: bool) -> Run:
-    engine_args: dict[str, Any] = {"max_num_seqs": 4, "engine_process": engine_process}
-    options = Options(
+def job(countries: list[str], **engine_args: Any) -> JobSpec:
+    """Asks the small model for capitals."""
+    return Options(
         model=small_model(),
         prompts=[question(country) for country in countries],
         max_tokens=16,
         temperature=0,
         max_model_len=256,
-        engine_args=engine_args,
+        engine_args={"max_num_seqs": 4, **engine_args},
         hang_timeout=HANG_SECONDS,
-    )
-    return session.submit(options.job())
+    ).job()
 
 
 def _midway(run: Run) -> bool:

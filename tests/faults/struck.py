@@ -139,8 +139,8 @@ def disk_bytes() -> int:
 
 def asked(prompts: Sequence[str], scene: Scene, *, watched: bool = False) -> JobSpec:
     """The job of the scene; `watched`, with a time limit for workers that hang."""
-    options = {"hang_timeout": HANG_SECONDS} if watched else {}
-    return job(prompts, engine_args=scene.engine_args, **options)
+    limit = HANG_SECONDS if watched else None
+    return job(prompts, engine_args=scene.engine_args, hang_timeout=limit)
 
 
 def warm_up(session: Session, scene: Scene) -> None:

@@ -50,7 +50,9 @@ def _without(reason: str, *phases: Phase) -> dict[Phase, str]:
 
 
 UNTOUCHED = _without("no worker has a prompt then", "importing", "loading", "idle")
-ONE_WAY = _without("shown while running; by phase, see 'kernel:'", "importing", "loading", "tail", "idle")  # noqa: E501
+ONE_WAY = _without(
+    "shown while running; by phase, see 'kernel:'", "importing", "loading", "tail", "idle"
+)
 AS_ECHO = _without("as with other engines, see 'worker:'", "importing", "loading", "tail", "idle")
 NO_THREAD = _without("a thread imports nothing, and does nothing between jobs", "importing", "idle")
 
@@ -118,7 +120,7 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
     ),
     "all workers: SIGKILL": (
         Fault(strike=Signalled(KILL), everyone=True, reason=("killed by SIGKILL",)),
-        ("loading", "running", "tail"),
+        ("loading", "running"),
     ),
     "all workers: SIGSTOP": (
         Fault(strike=Signalled(STOP), everyone=True, hangs=True, reason=("was killed",)),
@@ -132,9 +134,7 @@ _SIGNALS = {
 }
 
 
-def _real(
-    name: str, strike: Signalled, *, engine_process: bool = False, core: bool = False
-) -> Row:
+def _real(name: str, strike: Signalled, *, engine_process: bool = False, core: bool = False) -> Row:
     where = f", {'engine' if core else 'worker'} of two processes" if engine_process else ""
     run = partial(real.struck, strike, engine_process=engine_process, core=core)
     return Row(name=f"vLLM{where}: {name}", run=run, senseless=AS_ECHO, heavy=True)
@@ -176,7 +176,7 @@ _ROWS = (
         senseless=NO_THREAD,
         quick=("tail",),
     ),
-    Row(name="kernel: SIGKILL", run=partial(kernels.signalled, KILL), quick=("loading", "idle")),
+    Row(name="kernel: SIGKILL", run=partial(kernels.signalled, KILL), quick=("loading",)),
     Row(name="kernel: SIGTERM", run=partial(kernels.signalled, TERM), quick=("running",)),
     Row(name="kernel: os._exit(0)", run=kernels.exits, quick=("tail",)),
     Row(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from faults.pool import carry_out
-from faults.soak import Soak
+from faults.pool import TESTS, carry_out
 from faults.table import ROWS
 
 if TYPE_CHECKING:
@@ -33,3 +33,16 @@ def test_a_fault(findings: dict[Cell, Finding], name: str, phase: Phase) -> None
     assert finding.error == ""
     assert finding.left == ()
     assert not finding.missed
+
+
+@pytest.mark.timeout(180)
+def test_a_short_soak() -> None:
+    """Jobs, faults and interrupts in any order: each prompt has one right outcome."""
+    soak = subprocess.run(
+        [sys.executable, "-m", "faults.soak", "--seconds", "20", "--seed", "7"],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert soak.returncode == 0, soak.stdout + soak.stderr
