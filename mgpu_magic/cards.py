@@ -68,7 +68,7 @@ _LINE_CHARS = 200
 _FEW_WORDS = 60  # characters
 _SURE = 0.5  # an ETA that may be wrong by more than this part is "about"
 
-_LOADING = ("starting", "importing", "waiting to load", "loading", "warming up")
+_LOADING = ("starting", "importing", "waiting to load", "downloading", "loading", "warming up")
 _PHASE_MARKS = {
     **dict.fromkeys(_LOADING, ("◐", AMBER)),
     "running": ("●", BLUE),

@@ -51,19 +51,22 @@ from mgpu_magic.messages import (
     Started,
     Submit,
 )
+from mgpu_magic.redaction import redacted
 from mgpu_magic.results import Collector, ResultSet
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
 from mgpu_magic.tables import clipped
 from mgpu_magic.watchdog import Patience, Watchdog
+from mgpu_magic.weights import remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mgpu_magic.fleet import Fleet, Later, Worker
+    from mgpu_magic.journal import Journal
     from mgpu_magic.lifecycle import Action, Death
     from mgpu_magic.messages import Request
-    from mgpu_magic.outcomes import Failure
+    from mgpu_magic.outcomes import Failure, Outcome
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
@@ -116,6 +119,7 @@ class Execution:
         later: `later(seconds, act)` has the loop call `act` after that time.
         parallel_loads: How many workers may load at the same time.
         sizes: Bytes of the weights by model name, where known.
+        journal: Where outcomes are kept, if anywhere.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class Execution:
         later: Later,
         parallel_loads: int,
         sizes: Mapping[str, int | None],
+        journal: Journal | None = None,
     ) -> None:
         self._number = number
         self._job = job
@@ -139,9 +144,16 @@ class Execution:
         self._progress = progress
         self._later = later
         self._sizes = sizes
-        self._collectors = {name: Collector(p.originals) for name, p in prepared.items()}
+        self._journal = journal
+        self._recorded: Mapping[str, Sequence[Outcome]] = {}
+        if journal is not None:
+            self._recorded = journal.recorded
+        self._collectors = {
+            name: Collector(p.originals, self._recorded.get(name, ()))
+            for name, p in prepared.items()
+        }
         self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
-            name: bytearray(len(p.requests)) for name, p in prepared.items()
+            name: bytearray(len(p.originals)) for name, p in prepared.items()
         }
         self._stopped = False
         self._scheduler = Scheduler(
@@ -157,6 +169,7 @@ class Execution:
                 for seat in seats
                 for device in seat.placed.spec.devices
             ),
+            remote={seat.placed.model for seat in seats if remote(seat.placed.spec)},
         )
         self._first_grant: float | None = None
         self._watchdog = Watchdog()
@@ -165,14 +178,25 @@ class Execution:
         self._last_words: dict[int, str] = {}  # of workers that are about to end
 
     @property
+    def number(self) -> int:
+        """Number of the job within the session."""
+        return self._number
+
+    @property
+    def journal(self) -> Journal | None:
+        """Where outcomes are kept, if anywhere."""
+        return self._journal
+
+    @property
     def done(self) -> bool:
         """Whether every prompt has its outcome."""
         return self._scheduler.done
 
     def begin(self) -> None:
         """Start."""
-        totals = {name: len(p.requests) for name, p in self._prepared.items()}
-        self._progress.begin(totals, peeps=self._peep)
+        totals = {name: len(p.originals) for name, p in self._prepared.items()}
+        recorded = {name: len(outcomes) for name, outcomes in self._recorded.items()}
+        self._progress.begin(totals, peeps=self._peep, recorded=recorded)
         for seat in self._seats.values():
             if seat.warm is not None:
                 self._assign(seat)
@@ -195,7 +219,7 @@ class Execution:
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
-                self._progress.note(f"{self._seats[worker].placed.model}: {note}")
+                self._progress.note(f"{self._seats[worker].placed.model}: {redacted(note)}")
         try:
             actions = self._scheduler.handle(worker, event)
         except ProtocolError as error:
@@ -289,6 +313,8 @@ class Execution:
                 case Record(model, outcomes):
                     for outcome in outcomes:
                         self._collectors[model].add(outcome)
+                    if self._journal is not None:
+                        self._journal.add(model, outcomes)
                     self._progress.recorded(model, resolver, outcomes)
                 case _:
                     assert_never(action)
@@ -396,7 +422,8 @@ class Execution:
                 "in the `results` of this exception, and in a notebook in `%multigpu last`.",
                 results=results,
             )
-        if not failures or len(failures) < prompts:
+        recorded = sum(map(len, self._recorded.values()))
+        if not failures or len(failures) < prompts - recorded:
             return None
         for model, death in self._scheduler.failed_models.items():
             return _load_error(model, death, results, self._advice(model, death))

@@ -5,27 +5,25 @@ def in a cell ── to_function ──> Function(by value, with its source line
                            └───> Function(live)                              for a thread
 ```
 
-Pure; imports `errors` and `sendable` alone.
+Pure; imports `content`, `errors` and `sendable` alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import linecache
 import os
 from collections import ChainMap
+from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mgpu_magic.content import content, members, used
 from mgpu_magic.errors import SpecError
 from mgpu_magic.sendable import Function
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-
-def to_function(function: Any, name: str, *, live: bool) -> Function:
+def to_function(function: Any, name: str, *, live: bool, told: bool = False) -> Function:
     """`function` as it can be sent to a worker.
 
     Args:
@@ -33,14 +31,22 @@ def to_function(function: Any, name: str, *, live: bool) -> Function:
         name: What the cell calls it; used in messages.
         live: Whether the worker is a thread, which calls the function itself. Else it travels
             by value, with all that it refers to in the notebook.
+        told: Whether a journal wants to tell it from others, in another kernel too.
 
     Raises:
-        SpecError: No function, or it refers to something that cannot be pickled.
+        SpecError: No function, or it refers to something that cannot be pickled or told.
     """
     if not callable(function):
         raise SpecError(f"{name} is of type {type(function).__name__}; define a function")
-    if live:
-        return Function(name, live=function, marks=_marks(function, {}))
+    made = _live(function, name) if live else _sent(function, name)
+    return replace(made, content=content(function, name)) if told else made
+
+
+def _live(function: Any, name: str) -> Function:
+    return Function(name, live=function, marks=_marks(function, {}))
+
+
+def _sent(function: Any, name: str) -> Function:
     try:
         return _by_value(function, name)
     except Exception as error:  # pickling runs the code of the user's objects
@@ -88,11 +94,11 @@ def _marks(value: Any, seen: dict[int, int]) -> object:
         case FunctionType():
             seen[id(value)] = len(seen)
             held = [value.__defaults__, list((value.__kwdefaults__ or {}).items())]
-            used = [(name, _marks(item, seen)) for name, item in _used(value)]
-            return (value.__code__, _marks(held, seen), tuple(used))
+            read = [(name, _marks(item, seen)) for name, item in used(value)]
+            return (value.__code__, _marks(held, seen), tuple(read))
         case type() if value.__module__ == "__main__":
             seen[id(value)] = len(seen)
-            parts = [(name, _marks(part, seen)) for name, part in _members(value)]
+            parts = [(name, _marks(part, seen)) for name, part in members(value)]
             return (value.__qualname__, _marks(value.__bases__, seen), tuple(parts))
         case _:
             return _Itself(value)
@@ -100,13 +106,6 @@ def _marks(value: Any, seen: dict[int, int]) -> object:
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
 _FEW = 100
-_MADE_ANEW = ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__")
-
-
-def _members(kind: type) -> Iterator[tuple[str, object]]:
-    for name, member in vars(kind).items():
-        if name not in _MADE_ANEW:
-            yield name, getattr(member, "__func__", getattr(member, "fget", member))
 
 
 def _by_value(function: Any, name: str) -> Function:
@@ -142,28 +141,9 @@ def _culprit(function: Any) -> str:
     """Name and type of the first thing that the function uses and that cannot be pickled."""
     import cloudpickle
 
-    for name, value in _used(function):
+    for name, value in used(function):
         try:
             cloudpickle.dumps(value)
         except Exception:  # noqa: BLE001  # pickling runs the code of the user's objects
             return f"{name} ({type(value).__module__}.{type(value).__qualname__})"
     return ""
-
-
-def _used(function: Any) -> Iterator[tuple[str, object]]:
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    space = function.__globals__
-    yield from ((name, space[name]) for name in _names(code) if name in space)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # a name that is not bound yet
-            yield name, cell.cell_contents
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Global names that the code and the functions in it read."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -61,7 +61,7 @@ BODY_NAMES = (
 
 _PLAIN_OPTIONS = (
     "seed", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "batch_size",
-    "regex", "hang_timeout",
+    "regex", "hang_timeout", "journal",
 )  # fmt: skip
 
 LINE_HELP = """\
@@ -146,6 +146,7 @@ class MultiGPU(Magics):
         help="Replace a worker whose engine finishes no step for so long, or whose load has no "
         "news for ten times that; default: 300, a load and functions of yours never.",
     )  # fmt: skip
+    @argument("--journal", metavar="FILE", help="Keep each outcome; take those that it holds.")
     @argument("--background", action="store_true", help="Return at once; the panel goes on.")
     @argument("--no-panel", action="store_true", help="Show no progress.")
     @cell_magic("multigpu")

@@ -150,7 +150,8 @@ class Loading:
     """What it is doing before it is ready.
 
     Attributes:
-        stage: `"importing"`, `"imported"` (waiting for `Load`), `"loading"`, `"warming up"`.
+        stage: `"importing"`, `"imported"` (waiting for `Load`), `"downloading"`, `"loading"`
+            (its files are on this machine), `"warming up"`.
         fraction: Part of the stage that is done, 0 to 1, where known.
     """
 

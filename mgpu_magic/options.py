@@ -56,6 +56,8 @@ class Options:
         hang_timeout: Seconds without a finished step of the engine (ten times that without news
             of its load) after which a worker is killed and replaced; infinity: never. Without it,
             300 s without a step or a sign of life, and never for the python engine.
+        journal: File to which each outcome is added as it comes; a job that is run again takes
+            from it what it answered already.
     """
 
     model: str | PathLike[str] | Mapping[str, Any] | None = None
@@ -84,6 +86,7 @@ class Options:
     gpu_memory_utilization: float | None = None
     stagger: str | float | None = None
     hang_timeout: float | None = None
+    journal: str | PathLike[str] | None = None
 
     @classmethod
     def of(cls, **options: Any) -> Options:
@@ -139,6 +142,7 @@ class Options:
             hang_timeout=_seconds("hang_timeout", self.hang_timeout, "seconds, or inf"),
             choices=_choices(self.choices),
             ensemble=self.models is not None,
+            journal=_journal(self.journal),
         )
 
     def _model(self, name: str, model: Any) -> ModelSpec:
@@ -170,7 +174,7 @@ class Options:
                 "batch_size is for the engines transformers and python; vLLM batches by itself, "
                 'up to engine_args["max_num_seqs"]'
             )
-        own.update(_functions(spec, functions))
+        own.update(_functions(spec, functions, told=self.journal is not None))
         _fill(spec, "tensor_parallel_size", self.tensor_parallel_size, f"model {name!r}")
         if "devices" in spec:
             spec["devices"] = _indices(name, spec["devices"])
@@ -232,7 +236,9 @@ _MODEL_KEYS = (
 )  # fmt: skip
 
 
-def _functions(spec: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Function]:
+def _functions(
+    spec: Mapping[str, Any], functions: Mapping[str, Any], *, told: bool
+) -> dict[str, Function]:
     """The functions that the python engine calls, as they travel to its workers."""
     engine = spec.get("engine", "vllm")
     if engine != "python":
@@ -246,7 +252,7 @@ def _functions(spec: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[st
     if functions["predict"] is None:
         raise SpecError("the python engine calls predict(state, batch); define it in the cell")
     return {
-        name: to_function(function, name, live=spec.get("launcher") == "thread")
+        name: to_function(function, name, live=spec.get("launcher") == "thread", told=told)
         for name, function in functions.items()
         if function is not None
     }
@@ -324,6 +330,14 @@ def _indices(name: str, devices: Any) -> tuple[int, ...]:
         raise SpecError(
             f"model {name!r}: devices is {devices!r}; pass device indices such as [0, 1]"
         ) from None
+
+
+def _journal(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | PathLike) or not isinstance(fspath(value), str):
+        raise SpecError(f"journal is {value!r}; pass the name of a file, such as answers.jsonl")
+    return fspath(value)
 
 
 def _stagger(value: Any) -> float | None:

@@ -11,7 +11,7 @@ choices     Prediction    the log-probability of each choice
 any         Failure       the error, as text
 ```
 
-Shared by kernel and worker; imports nothing of the package.
+Shared by kernel and worker; imports `redaction` alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import pickle
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from mgpu_magic.redaction import redacted
 
 if TYPE_CHECKING:
     from array import array
@@ -47,7 +49,7 @@ class RemoteError:
 
     @classmethod
     def of(cls, error: BaseException, *, with_traceback: bool = True) -> RemoteError:
-        """`error` as text that any process can read.
+        """`error` as text that any process can read and anyone may see: without secrets.
 
         The traceback begins where the package calls others: its own frames explain nothing.
         """
@@ -56,7 +58,8 @@ class RemoteError:
             last, trace = trace, trace.tb_next
         lines = traceback.format_exception(type(error), error, trace or last)
         text = "".join(lines) if with_traceback else ""
-        return cls(type(error).__name__, str(error) or repr(error), text)
+        message = str(error) or repr(error)
+        return cls(type(error).__name__, redacted(message), redacted(text))
 
 
 class TokenLogprob(NamedTuple):

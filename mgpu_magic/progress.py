@@ -134,6 +134,7 @@ class Progress:
         self._first_submit: float | None = None
         self._notes: dict[str, None] = {}
         self._tally = Tally()
+        self._recorded = 0
         self._model_done = dict.fromkeys(totals, 0)
         self._pace = Window(PACE_SECONDS)
         self._assigned: list[Tracked] = []
@@ -143,15 +144,22 @@ class Progress:
         }
 
     def begin(
-        self, totals: Mapping[str, int], peeps: Callable[[str, int], str] | None = None
+        self,
+        totals: Mapping[str, int],
+        peeps: Callable[[str, int], str] | None = None,
+        recorded: Mapping[str, int] | None = None,
     ) -> None:
         """A new job begins; warm workers stay on their devices.
 
         Args:
             totals: Number of prompts by model name.
             peeps: `peeps(model, index)` is how that prompt begins, for the list of failures.
+            recorded: How many of the prompts a journal has answered: they count as done, and
+                for no speed.
         """
         self._reset("running", totals, peeps)
+        self._model_done.update(recorded or {})
+        self._recorded = sum(self._model_done.values())
         shown = set(self._on.values())
         self._workers = {i: worker for i, worker in self._workers.items() if worker in shown}
         for worker in shown:
@@ -312,10 +320,11 @@ class Progress:
         else:
             tokens = tally.output_tokens
             rate, pace = per_second(tokens, ran), per_second(tally.answered, ran)
-        eta = self._eta(total - tally.done, ran, now) if self._ended is None else None
+        done = tally.done + self._recorded
+        eta = self._eta(total - done, ran, now) if self._ended is None else None
         return JobView(
             state=self._state,
-            done=tally.done,
+            done=done,
             failed=tally.failed,
             total=total,
             elapsed_seconds=now - self._began,

@@ -41,7 +41,8 @@ class Prepared:
     """The prompts of one model, ready to be sent.
 
     Attributes:
-        requests: One per prompt, in order; `requests[i].index == i`.
+        requests: Those to be answered, in the order of their `index`: one per prompt, without
+            those that a journal answers.
         originals: What the user passed for each: the same objects where they came in a list, a
             tuple or a generator.
     """

@@ -62,6 +62,7 @@ class ResultSet(Views, Sequence[Outcome]):
         prompts: What the user passed, one per prompt.
         seconds: From the job's start to its end; None: not known.
         workers: What each worker of the model did.
+        recorded: The outcomes among them that came from a journal.
 
     Raises:
         ValueError: The outcomes are not one per prompt and in order.
@@ -74,11 +75,13 @@ class ResultSet(Views, Sequence[Outcome]):
         *,
         seconds: float | None = None,
         workers: Iterable[WorkerStats] = (),
+        recorded: Sequence[Outcome] = (),
     ) -> None:
         self._outcomes = tuple(outcomes)
         self._prompts = prompts
         self._seconds = seconds
         self._workers = tuple(workers)
+        self._recorded = recorded
         if [outcome.index for outcome in self._outcomes] != list(range(len(prompts))):
             raise ValueError(
                 f"{len(self._outcomes)} outcomes for {counted(len(prompts))}; there must be one "
@@ -185,7 +188,12 @@ class ResultSet(Views, Sequence[Outcome]):
     @property
     def stats(self) -> RunStats:
         """The job in figures."""
-        return RunStats.of(self._outcomes, seconds=self._seconds, workers=self._workers)
+        return RunStats.of(
+            self._outcomes,
+            seconds=self._seconds,
+            workers=self._workers,
+            recorded=self._recorded,
+        )
 
     def raise_for_failures(self) -> None:
         """Do nothing where every prompt has an answer.
@@ -239,12 +247,16 @@ class Collector:
 
     Args:
         prompts: What the user passed, one per prompt.
+        recorded: The outcomes that a journal holds already.
     """
 
-    def __init__(self, prompts: Sequence[object]) -> None:
+    def __init__(self, prompts: Sequence[object], recorded: Sequence[Outcome] = ()) -> None:
         self._prompts = prompts
         self._outcomes: list[Outcome | None] = [None] * len(prompts)
         self._remaining = len(prompts)
+        self._recorded = recorded
+        for outcome in recorded:
+            self.add(outcome)
 
     @property
     def remaining(self) -> int:
@@ -290,4 +302,10 @@ class Collector:
             outcome or Failure(index, missing, attempts=0)
             for index, outcome in enumerate(self._outcomes)
         )
-        return ResultSet(outcomes, self._prompts, seconds=seconds, workers=workers)
+        return ResultSet(
+            outcomes,
+            self._prompts,
+            seconds=seconds,
+            workers=workers,
+            recorded=self._recorded,
+        )

@@ -59,7 +59,7 @@ from mgpu_magic.messages import (
 from mgpu_magic.outcomes import Failure, Outcome, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _COMING = (STARTING, LOADING, READY)
 
@@ -100,13 +100,17 @@ class _Model:
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
     was_ready: bool = False
+    here: bool = True  # its files are on this machine
     failed_loads: list[Death] = field(default_factory=list)
 
     @property
     def cannot_load(self) -> bool:
-        """Whether two devices say the same: one that fails alone may be to blame itself."""
+        """Whether two devices say the same (one that fails alone may be to blame itself).
+
+        A download that fails would do so anywhere.
+        """
         kinds = [death.error and death.error.kind for death in self.failed_loads]
-        return len(set(kinds)) < len(kinds)
+        return len(set(kinds)) < len(kinds) or (bool(kinds) and not self.here)
 
     def mean_pace(self) -> float:
         paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
@@ -165,6 +169,8 @@ class Scheduler:
         parallel_loads: How many workers may load their weights at the same time.
         first_alone: Whether the first load of a model goes alone (it fills caches for the
             others) where `stagger` does not say otherwise.
+        remote: Models whose files may have to be downloaded: by one worker, while the others of
+            the model, and other downloads, wait.
         restart_budget: How often in a row a worker is restarted before it finishes a request;
             None: enough to find a poison prompt in a full batch.
 
@@ -184,6 +190,7 @@ class Scheduler:
         stagger: float | None,
         parallel_loads: int,
         first_alone: bool = True,
+        remote: Collection[str] = (),
         restart_budget: int | None = None,
     ) -> None:
         self._job = job
@@ -197,7 +204,9 @@ class Scheduler:
         self.failed: dict[int, Death] = {}
         self.failed_models: dict[str, Death] = {}
         self._models = {
-            name: _Model(name, deque(longest_first(of_model)), len(of_model))
+            name: _Model(
+                name, deque(longest_first(of_model)), len(of_model), here=name not in remote
+            )
             for name, of_model in requests.items()
         }
         self._workers: dict[int, _Worker] = {}
@@ -215,6 +224,7 @@ class Scheduler:
             )
             model.workers.append(worker)
             model.was_ready |= plan.state is READY
+            model.here |= plan.state is READY
             self._workers[plan.worker] = worker
 
     # --- what the owner of the processes calls -----------------------------------------------
@@ -247,11 +257,12 @@ class Scheduler:
             case Loading(stage):
                 this.imported |= stage == "imported"
                 this.weights |= stage == "warming up"
+                this.model.here |= stage in ("loading", "warming up")  # not while "downloading"
                 return self._grant_due()
             case Ready(capacity):
                 this.capacity = capacity
                 this.pace = this.pace or this.model.mean_pace()
-                this.model.was_ready = True
+                this.model.was_ready = this.model.here = True
                 return self._grant_due() + self._fill(this.model)
             case Outcomes():
                 return self._accept(this, event)
@@ -338,8 +349,9 @@ class Scheduler:
                 continue
             first = all(other.model is not worker.model for other in loading)
             free = not self._first_alone or worker.model.was_ready or first
+            fetched = worker.model.here or all(other.model.here for other in loading)
             reading = sum(not other.weights for other in loading)
-            if free and reading < self._parallel_loads:
+            if free and fetched and reading < self._parallel_loads:
                 self._move(worker, GrantLoad)
                 loading.append(worker)
                 actions.append(GrantLoad(worker.id, self._grants * (self._stagger or 0.0)))

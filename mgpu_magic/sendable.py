@@ -25,6 +25,7 @@ class Function:
             that an error in another process points at them.
         live: The function itself, for a thread of the kernel; else None.
         marks: Of a live function: its code and what it uses, to be compared.
+        content: The digest of its code and of what it uses, for a journal; empty without one.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Function:
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     live: Callable[..., Any] | None = field(default=None, compare=False)
     marks: object = None
+    content: bytes = field(default=b"", compare=False)
 
 
 _SCALARS = (str, bytes, bool, int, float, type(None))

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.devices import Discovery, discover
-from mgpu_magic.errors import SpecError, WorkerError
+from mgpu_magic.errors import JobInterrupted, SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
 from mgpu_magic.following import REFRESH_SECONDS, shown
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mgpu_magic.execution import Results
+    from mgpu_magic.journal import Journal
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
@@ -60,6 +61,8 @@ STOP_SECONDS = 5.0
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
+JOURNAL_SECONDS = 60.0  # for the rest of a journal, on a slow disk
+JOURNAL_STOP_SECONDS = 4.0  # the same where somebody waits for the end; below STOP_SECONDS
 
 
 class Session:
@@ -93,6 +96,8 @@ class Session:
         self._discovery: Discovery | None = None
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
+        # What is over but for its journal, by number of the job.
+        self._ending: dict[int, tuple[Journal, Run, Results | BaseException, Snapshot]] = {}
         self._last: Results | None = None
         self._sensors = Sensors()
         self._sampling = False
@@ -134,9 +139,9 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        begin = partial(self._begin, prepare(job, self._devices), run)
+        prepared = prepare(job, self._devices)
         try:
-            self._loop.call(begin)
+            self._loop.call(partial(self._begin, prepared, run))
             while not run.done:
                 if observer is not None:
                     observer = observer if shown(observer.update, run.snapshot) else None
@@ -146,6 +151,7 @@ class Session:
             if not run.done:  # it never began
                 raise
         finally:
+            prepared.abandon()
             if not run.done:  # one more interrupt, wherever it hit: nothing may go on unseen
                 self._loop.post(partial(self._give_up, run))
         if observer is not None:
@@ -158,7 +164,11 @@ class Session:
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        self._loop.call(partial(self._begin, prepare(job, self._devices), run))
+        prepared = prepare(job, self._devices)
+        try:
+            self._loop.call(partial(self._begin, prepared, run))
+        finally:
+            prepared.abandon()
         return run
 
     def stop(self) -> bool:
@@ -233,6 +243,9 @@ class Session:
             self.free()
         finally:
             self._closed = True
+            for number, (journal, *_) in list(self._ending.items()):
+                journal.wait(JOURNAL_STOP_SECONDS)
+                self._loop.post(partial(self._settle_late, number))
             self._sensors.close()
             self._loop.close()
             self._scratch.close()
@@ -264,12 +277,15 @@ class Session:
             later=self._loop.later,
             parallel_loads=prepared.parallel_loads,
             sizes=prepared.sizes,
+            journal=prepared.journal,
         )
+        if prepared.journal is not None:
+            prepared.journal.begin(lambda text: self._loop.post(lambda: self._progress.note(text)))
         self._current = execution, run
         if not self._sampling:
             self._sample()
         execution.begin()
-        for note in prepared.discovery.notes:
+        for note in (*prepared.discovery.notes, *prepared.notes):
             self._progress.note(note)
         self._settle()
 
@@ -290,7 +306,25 @@ class Session:
         self._current = None
         self._show_logs()
         self._last, error = execution.finish()
-        run.settle(self._last if error is None else error, self._progress.snapshot())
+        self._hand_out(execution, run, self._last if error is None else error)
+
+    def _hand_out(self, execution: Execution, run: Run, outcome: Results | BaseException) -> None:
+        """Give the run what it came to; where it has a journal, once that is on the disk."""
+        final = self._progress.snapshot()
+        if execution.journal is None:
+            run.settle(outcome, final)
+            return
+        self._ending[execution.number] = execution.journal, run, outcome, final
+        settle = partial(self._settle_late, execution.number)  # a timer that holds no results
+        execution.journal.end(partial(self._loop.post, settle))
+        stopped = isinstance(outcome, JobInterrupted)
+        self._loop.later(JOURNAL_STOP_SECONDS if stopped else JOURNAL_SECONDS, settle)
+
+    def _settle_late(self, number: int) -> None:
+        if number in self._ending:  # else it was overdue
+            journal, run, outcome, final = self._ending.pop(number)
+            notes = tuple(dict.fromkeys((*final.job.notes, *journal.notes)))
+            run.settle(outcome, replace(final, job=replace(final.job, notes=notes)))
 
     def _halt(self) -> None:
         if self._current is not None:
@@ -398,11 +432,11 @@ class Session:
     def _fail(self, error: Exception) -> None:
         """End the job; its workers go too, since nobody knows what they still work on."""
         if self._current is not None:
-            _, run = self._current
+            execution, run = self._current
             self._current = None
             for worker in self._fleet:
                 self._fleet.kill(worker.number)
-            run.settle(error, self._progress.snapshot())
+            self._hand_out(execution, run, error)
 
     def _emit(self, worker: int, event: Event) -> None:
         self._loop.post(partial(self._on_event, worker, event))

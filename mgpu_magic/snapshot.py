@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 JobState = Literal["new", "running", "done", "interrupted", "failed"]
 Phase = Literal[
-    "starting", "importing", "waiting to load", "loading", "warming up",
+    "starting", "importing", "waiting to load", "downloading", "loading", "warming up",
     "running", "idle", "lost", "failed", "stopped",
 ]  # fmt: skip
 

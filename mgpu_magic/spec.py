@@ -258,6 +258,7 @@ class JobSpec:
             is usual for its engine.
         choices: The texts among which each prompt's continuation is to be weighed; else empty.
         ensemble: Whether results are asked for by model name.
+        journal: File of the outcomes, to which they are added and from which known ones are taken.
     """
 
     models: tuple[ModelSpec, ...]
@@ -269,8 +270,11 @@ class JobSpec:
     hang_timeout: float | None = None
     choices: tuple[str, ...] = ()
     ensemble: bool = False
+    journal: str | None = None
 
     def __post_init__(self) -> None:
+        if self.journal is not None and not self.journal.strip():
+            raise SpecError("journal is empty; name a file, such as answers.jsonl")
         if not self.models:
             raise SpecError("no model: name one, or set `models` to a non-empty dict")
         names = [model.name for model in self.models]

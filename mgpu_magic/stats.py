@@ -68,6 +68,8 @@ class RunStats:
         output_tokens: Tokens generated.
         seconds: From the job's start to its end, loading included; None: not known.
         workers: What each worker did.
+        recorded: Answers that came from a journal.
+        recorded_tokens: Output tokens of those.
     """
 
     prompts: int
@@ -79,6 +81,8 @@ class RunStats:
     output_tokens: int
     seconds: float | None = None
     workers: tuple[WorkerStats, ...] = ()
+    recorded: int = 0
+    recorded_tokens: int = 0
 
     @classmethod
     def of(
@@ -87,8 +91,9 @@ class RunStats:
         *,
         seconds: float | None = None,
         workers: Iterable[WorkerStats] = (),
+        recorded: Sequence[Outcome] = (),
     ) -> RunStats:
-        """The figures of `outcomes`."""
+        """The figures of `outcomes`, of which those `recorded` took no time."""
         completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
         predictions = [outcome for outcome in outcomes if isinstance(outcome, Prediction)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
@@ -104,17 +109,23 @@ class RunStats:
             output_tokens=sum(answer.output_tokens for answer in completions),
             seconds=seconds,
             workers=tuple(workers),
+            recorded=len(recorded),
+            recorded_tokens=sum(
+                answer.output_tokens for answer in recorded if isinstance(answer, Completion)
+            ),
         )
 
     @property
     def output_tokens_per_second(self) -> float | None:
-        """Over all `seconds`, the loading among them."""
-        return self.output_tokens / self.seconds if self.seconds else None
+        """Those made in this job, over all `seconds`, the loading among them."""
+        made = self.output_tokens - self.recorded_tokens
+        return made / self.seconds if self.seconds else None
 
     @property
     def prompts_per_second(self) -> float | None:
-        """Answered prompts, over all `seconds`, the loading among them."""
-        return (self.prompts - self.failures) / self.seconds if self.seconds else None
+        """Prompts answered in this job, over all `seconds`, the loading among them."""
+        made = self.prompts - self.failures - self.recorded
+        return made / self.seconds if self.seconds else None
 
     @property
     def history(self) -> tuple[DeviceHistory, ...]:
@@ -154,6 +165,7 @@ class RunStats:
             "not finished": self.unfinished,
             "cut by length": self.cut_by_length,
             "cut to the model's limit": self.cut_prompts,
+            "from the journal": self.recorded,
         }
         answered = f"{counted(self.prompts)}, {self.prompts - self.failures} answered"
         return ", ".join([answered, *(f"{n} {word}" for word, n in counts.items() if n)])

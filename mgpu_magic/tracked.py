@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 _STAGES: Mapping[str, Phase] = {
     "importing": "importing",
     "imported": "waiting to load",
+    "downloading": "downloading",
     "warming up": "warming up",
 }
 RATE_SECONDS = 5.0  # tokens/s: short enough to follow, long enough not to flicker
 PACE_SECONDS = 30.0  # prompts/s, also behind the ETA: prompts finish in bursts
-_LOADING = ("starting", "importing", "waiting to load", "loading", "warming up")
+_LOADING = ("starting", "importing", "waiting to load", "downloading", "loading", "warming up")
 _PAUSE_SECONDS = 1.0  # a shorter gap between two requests is a refill, not idleness
 _MESSAGE_CHARS = 300
 _SILENT = Stats(running=0, waiting=0, prompt_tokens=0, output_tokens=0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.spec import ModelSpec
+    from mgpu_magic.spec import ModelSpec, WorkerSpec
 
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".gguf")
 
@@ -63,6 +63,14 @@ def weights_bytes(model: str, environ: Mapping[str, str]) -> int | None:
         if size := sum(file.stat().st_size for file in files):
             return size
     return None
+
+
+def remote(spec: WorkerSpec) -> bool:
+    """Whether the worker may have to download something: a model that is named by its hub id."""
+    names = [spec.model, spec.engine_args.get("lora"), spec.engine_args.get("tokenizer")]
+    return spec.engine in ("vllm", "transformers") and any(
+        isinstance(name, str) and not Path(name).exists() for name in names
+    )
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of vLLM's max_lora_rank

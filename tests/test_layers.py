@@ -22,21 +22,32 @@ SOURCE = Path(mgpu_magic.__file__).parent
 
 # The parts (modules, and packages with all their modules), lowest first. A part may import what
 # stands in the lines before its own. Kernel and worker share DATA.
-DATA = ({"errors", "outcomes", "process_group"}, {"sendable"}, {"spec"}, {"messages"})
+DATA = (
+    {"errors", "process_group", "redaction"},
+    {"outcomes"},
+    {"sendable"},
+    {"spec"},
+    {"messages"},
+)
 KERNEL = (
     *DATA,
+    {"content"},
     {
         "arrays",
         "body",
         "clicks",
         "completion",
+        "fingerprints",
         "frames",
         "functions",
+        "identity",
+        "journal_file",
         "lifecycle",
         "placement",
         "prompts",
         "rates",
         "scratch",
+        "records",
         "snapshot",
         "tables",
     },
@@ -45,7 +56,7 @@ KERNEL = (
     {"stats"},
     {"cards", "cells", "folds", "host", "launchers", "loop", "progress", "weights"},
     {"nvml", "results"},
-    {"devices"},
+    {"devices", "journal"},
     {"averages", "fleet", "preparation"},
     {"ensemble"},
     {"execution"},
@@ -72,6 +83,8 @@ FOREIGN = {
     "torch": VLLM | TRANSFORMERS | {"engines/cuda.py"},
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
+    "huggingface_hub": {"engines/downloads.py"},
+    "tqdm": {"engines/downloads.py"},
     "pynvml": {"nvml.py"},
     "IPython": {"body.py", "clicks.py", "dashboard.py", "magic.py"},
     "ipywidgets": {"clicks.py", "dashboard.py", "magic.py"},

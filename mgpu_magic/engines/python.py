@@ -17,6 +17,7 @@ from mgpu_magic.engines import Loaded
 from mgpu_magic.engines.cuda import device_name
 from mgpu_magic.messages import Pickled, Stats
 from mgpu_magic.outcomes import Failure, RemoteError, Returned
+from mgpu_magic.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,7 +132,7 @@ class PythonEngine:
             data = cloudpickle.dumps(result)
         except Exception as error:  # noqa: BLE001  # pickling runs the code of the user's objects
             what = f"the result of prompt {index} ({_kind(result)}) cannot be sent back: {error}"
-            return Failure(index, RemoteError(type(error).__name__, what))
+            return Failure(index, RemoteError(type(error).__name__, redacted(what)))
         seconds = time.monotonic() - begun
         return Returned(index=index, data=data, seconds=seconds, device=self._spec.label)
 

@@ -15,10 +15,12 @@ import contextlib
 import gc
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mgpu_magic.engines import Loaded
 from mgpu_magic.engines.batching import alike, answered
+from mgpu_magic.engines.downloads import Wanted, fetched
 from mgpu_magic.engines.transformers_generate import ChoiceScorer, Generation
 from mgpu_magic.engines.transformers_load import LOADING, load
 from mgpu_magic.engines.transformers_prompts import Reader, Row
@@ -105,6 +107,7 @@ class TransformersEngine:
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""
+        self._fetch(report)
         report("loading", None)
         loaded = self._loaded = load(self._spec, self._settings)
         report("warming up", None)
@@ -183,6 +186,25 @@ class TransformersEngine:
     @property
     def _works(self) -> list[Work]:
         return [work for work in (self._batches, self._generation) if work is not None]
+
+    def _fetch(self, report: Callable[[str, float | None], None]) -> None:
+        """Have the files of what is named by a hub id on this machine, and know them by path."""
+        settings, model = self._settings, self._spec.model
+        if isinstance(model, str):
+            wanted = Wanted(
+                name=model,
+                reader="transformers",
+                revision=settings.revision,
+                subfolder=settings.subfolder,
+            )
+            model = fetched(wanted, report)
+        paths: dict[str, Any] = {
+            what: fetched(Wanted(name=name, what=what, reader="transformers"), report)
+            for what in ("lora", "tokenizer")
+            if isinstance(name := getattr(settings, what), str)
+        }
+        self._spec = replace(self._spec, model=model)
+        self._settings = replace(settings, **paths)
 
     def _scorer(self, loaded: LoadedModel) -> Scorer:
         match self._spec.task:

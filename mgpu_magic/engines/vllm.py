@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.engines import EngineGone, Loaded
+from mgpu_magic.engines.downloads import Wanted, fetched
 from mgpu_magic.engines.vllm_choices import Choices
 from mgpu_magic.engines.vllm_pooling import pooling
 from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
-from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, variables
+from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, names_on_hub, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 
@@ -79,12 +80,13 @@ class VllmEngine:
         """See `Engine`."""
         from vllm import LLM
 
+        chosen = self._fetched(report)
         report("loading", None)
         on_cpu = self._spec.devices[0].kind == "cpu"
         if on_cpu and self._spec.engine_args.get("enable_lora"):
             _mend_adapters_on_cpu()
         with _watched_log(report):
-            self._llm = LLM(model=self._spec.model, **arguments(self._spec))
+            self._llm = LLM(**chosen)
         if self._spec.task == "generate":
             self._task = Generation(self._llm, self._spec.label)
             self._choices = Choices(self._llm, self._spec.label, on_cpu=on_cpu)
@@ -146,6 +148,29 @@ class VllmEngine:
         with contextlib.suppress(Exception):  # the process ends anyway
             self._llm.llm_engine.engine_core.shutdown()
 
+    def _fetched(self, report: Callable[[str, float | None], None]) -> dict[str, Any]:
+        """Arguments of `vllm.LLM`; what is named by a hub id is on this machine by then."""
+        chosen = {"model": self._spec.model, **arguments(self._spec)}
+        for what, name in names_on_hub(chosen, os.environ):
+            found = fetched(self._wanted(name, what), report)
+            # Files of this machine need no revision, and vLLM would ask the hub for it.
+            chosen.pop("revision" if what == "model" else f"{what}_revision", None)
+            chosen[what] = found
+        return chosen
+
+    def _wanted(self, name: str, what: str) -> Wanted:
+        args = self._spec.engine_args
+        revisions = {"model": "revision", "tokenizer": "tokenizer_revision"}
+        return Wanted(
+            name=name,
+            what=what,
+            reader="vllm",
+            revision=args.get(revisions.get(what, "")),
+            load_format=str(args.get("load_format", "auto")),
+            cache=args.get("download_dir"),
+            token=args.get("hf_token"),
+        )
+
     def _ask(self, prompt: _Prompt, asks: Sequence[Ask], priority: int) -> None:
         """Hand all of them to vLLM, or none and raise."""
         prompt.outputs = {}
@@ -176,8 +201,7 @@ class VllmEngine:
         except EngineGone:
             raise
         except Exception as error:  # noqa: BLE001  # it is the prompt's own
-            kind = type(error).__name__
-            outcome = Failure(prompt.index, RemoteError(kind, str(error) or repr(error)))
+            outcome = Failure(prompt.index, RemoteError.of(error, with_traceback=False))
         else:
             return None
         del self._prompts[prompt.index]
@@ -201,7 +225,8 @@ class VllmEngine:
             return None
         if directory not in self._adapters:
             # vLLM's prefix cache tells adapters apart by their names.
-            made = LoRARequest(directory, len(self._adapters) + 1, directory)
+            path = fetched(self._wanted(directory, "lora"), lambda stage, fraction: None)
+            made = LoRARequest(directory, len(self._adapters) + 1, path)
             with _death_told():
                 self._llm.llm_engine.add_lora(made)
             self._adapters[directory] = made

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GPU_MEMORY_UTILIZATION = 0.92  # vLLM's own 0.9 wastes GPU memory where nothing else runs on it
+_LOAD_FORMATS = (
+    "auto", "hf", "safetensors", "fastsafetensors", "bitsandbytes", "mistral", "pt",
+)  # fmt: skip
 CPU_KV_CACHE_GIB = 2  # vLLM fills it while it loads: its own 4 GiB can take longer than the rest
 
 
@@ -29,7 +32,9 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
         environ: What is set already.
         free_bytes: Free memory of the host, to be shared with the other workers.
     """
-    wanted: dict[str, str] = {}
+    # torch opens ports, even for one process: where this host is known by another name they must
+    # not be seen from outside.
+    wanted: dict[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
     on_cpu = spec.devices[0].kind == "cpu"
     own_process = spec.engine_args.get("engine_process", False if on_cpu else None)
     if own_process is not None:
@@ -66,6 +71,20 @@ def arguments(spec: WorkerSpec) -> dict[str, Any]:
         defaults["gpu_memory_utilization"] = GPU_MEMORY_UTILIZATION
     chosen = {k: v for k, v in spec.engine_args.items() if k != "engine_process"}
     return {**defaults, **chosen}
+
+
+def names_on_hub(chosen: Mapping[str, Any], environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The arguments that may be hub ids, with their values, where vLLM reads the usual files.
+
+    Args:
+        chosen: Arguments of `vllm.LLM`.
+        environ: Variables: with `VLLM_USE_MODELSCOPE` models come from another hub.
+    """
+    elsewhere = environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
+    if elsewhere or chosen.get("load_format", "auto") not in _LOAD_FORMATS:
+        return []
+    names = ((what, chosen.get(what)) for what in ("model", "tokenizer"))
+    return [(what, name) for what, name in names if isinstance(name, str)]
 
 
 def free_host_bytes() -> int:

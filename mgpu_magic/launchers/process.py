@@ -43,6 +43,7 @@ from mgpu_magic.messages import (
     encode,
 )
 from mgpu_magic.outcomes import RemoteError
+from mgpu_magic.redaction import LONGEST, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -209,15 +210,19 @@ class ProcessHandle:
 
 
 def log_tail(log: Path, size: int = LOG_TAIL_BYTES) -> str:
-    """The last whole lines of a log file, `size` bytes at most; part of a line that is longer."""
+    """The last whole lines of a log file, `size` bytes at most; part of a line that is longer.
+
+    Secrets are masked, also one that begins before these lines.
+    """
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - size))
-            text = file.read(size).decode(errors="replace")
+            file.seek(max(0, end - size - LONGEST))
+            text = redacted(file.read(size + LONGEST).decode(errors="replace"))
     except OSError as error:
         return f"(the log cannot be read: {error})"
-    return text if end <= size else text.partition("\n")[2] or text
+    tail = text.encode()[-size:].decode(errors="ignore")
+    return tail if end <= size else tail.partition("\n")[2] or tail
 
 
 def _signal_name(number: int) -> str:

@@ -61,7 +61,7 @@ class ThreadHandle:
         self._emit = emit
         self._log = log
         self._channel = QueueChannel(worker, emit)
-        log.write_text("(a thread of the kernel: what it prints is in the notebook)\n")
+        self._write("(a thread of the kernel: what it prints is in the notebook)\n")
         emit(worker, Started(self.pid))
         self.send(Start(PROTOCOL, spec))
         name = f"mgpu-worker-{worker}"
@@ -93,9 +93,13 @@ class ThreadHandle:
         except Cancelled:
             code = 0
         except BaseException:  # noqa: BLE001  # it was sent as Fatal, and must not end the kernel
-            with self._log.open("a", encoding="utf-8", errors="replace") as log:
-                log.write(traceback.format_exc())
+            self._write(traceback.format_exc())
         self._emit(self._worker, Exited(code, None))
+
+    def _write(self, text: str) -> None:
+        descriptor = os.open(self._log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        with open(descriptor, "a", encoding="utf-8", errors="replace") as log:
+            log.write(text)
 
 
 class QueueChannel:

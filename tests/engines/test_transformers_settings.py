@@ -107,6 +107,7 @@ def test_wrong_engine_arguments(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         Settings.of(spec(**arguments))
     assert Settings.of(spec(batch_size=2)) == Settings(batch_size=2)
+    assert Settings.of(spec()).trust_remote_code is False
 
 
 def test_samplings_have_the_defaults_of_vllm() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from process.living import eventually, workers
+from process.living import eventually, listening, workers
 
 from engines.capitals import QUESTIONS, question
 from mgpu_magic import EngineError, JobInterrupted, ResultSet, SpecError
@@ -36,6 +36,19 @@ def test_each_worker_keeps_to_its_own_cores(ask: Ask) -> None:
     assert one.isdisjoint(two)
     assert one | two == os.sched_getaffinity(0)
     assert [psutil.Process(pid).children() for pid in workers()] == [[], []]
+
+
+def open_to_others(pid: int) -> list[str]:
+    """Where a process waits for connections from another machine or another user's process."""
+    here = ("tcp 0100007F:", "tcp6 00000000000000000000000001000000:", "unix /")
+    return [place for place in listening(pid) if not place.startswith(here)]
+
+
+def test_nothing_listens_but_vllm_on_this_machine(ask: Ask) -> None:
+    """The notebook opens no port for it; what vLLM opens for itself is on the loopback address."""
+    ask(QUESTIONS, max_tokens=1)
+    assert listening(os.getpid()) == []
+    assert [open_to_others(pid) for pid in workers()] == [[], []]
 
 
 def test_figures_of_a_job(ask: Ask) -> None:
@@ -124,5 +137,6 @@ def test_an_engine_process_goes_with_its_worker(apart: Session, model: str) -> N
     worker = psutil.Process(pid)
     below = worker.children(recursive=True)
     assert below
+    assert [open_to_others(process.pid) for process in (worker, *below)] == [[], *[[]] * len(below)]
     worker.kill()
     assert eventually(lambda: not any(map(alive, [worker, *below])))

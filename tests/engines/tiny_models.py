@@ -155,10 +155,10 @@ def llama_classifier(directory: Path, *, pad: bool = True) -> str:
     return saved(directory, model, tokenizer(framed=False, pad=pad))
 
 
-def llama(directory: Path, *, seed: int = 0, tied: bool = True) -> str:
+def llama(directory: Path, *, seed: int = 0, tied: bool = True, **more: Any) -> str:
     """A Llama that generates, with one matrix for words coming in and going out, or with two."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(llama_config(tie_word_embeddings=tied, pad_token_id=PAD))
+    model = LlamaForCausalLM(llama_config(tie_word_embeddings=tied, pad_token_id=PAD, **more))
     return saved(directory, model, tokenizer(framed=False))
 
 

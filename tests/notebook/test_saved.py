@@ -41,9 +41,9 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     family.end()
 
 
-def ran(source: str, **options: Any) -> Any:
-    """A notebook with this cell, run, saved and read."""
-    cells = [nbformat.v4.new_code_cell(text) for text in ("%load_ext mgpu_magic", source)]
+def ran(*sources: str, **options: Any) -> Any:
+    """A notebook with these cells, run, saved and read."""
+    cells = [nbformat.v4.new_code_cell(text) for text in ("%load_ext mgpu_magic", *sources)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, allow_errors=True, **options).execute()
     return nbformat.reads(nbformat.writes(notebook), as_version=4)
@@ -100,6 +100,32 @@ def test_a_saved_notebook_tells_that_a_run_was_stopped(family: None) -> None:
     assert " 100 of 100 prompts" not in text
     assert shown(notebook)["text/plain"].splitlines()[2].startswith("interrupted  ")
     assert "Interrupted" in page_of(notebook)
+
+
+CARELESS = """\
+%%multigpu --devices cpu:2 --batch-size 1 -o answers
+import os
+def predict(state, batch):
+    said = "sent " + os.environ["HF_TOKEN"]
+    print(said)
+    if batch[0] in bad:
+        raise RuntimeError(said)
+    return batch
+prompts = [1, 2, 3]"""
+
+
+@pytest.mark.parametrize("bad", ["[2]", "[1, 2, 3]"])
+def test_a_saved_notebook_holds_no_token(
+    family: None, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    """However a function of the notebook prints it and fails with it: one shares the file."""
+    token = "hf_" + "aB3" * 11
+    monkeypatch.setenv("HF_TOKEN", token)
+    notebook = ran(f"bad = {bad}", CARELESS, "%multigpu logs", "%multigpu last", "%multigpu status")
+    written = nbformat.writes(notebook)
+    assert token not in written
+    assert written.count("sent hf_***") >= 3  # the logs, the panel, the row or the error
+    assert any("sent hf_***" in str(out) for out in notebook.cells[3].outputs)
 
 
 def test_papermill_keeps_the_final_state(family: None, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def echo(session: Session, prompts: object, model: str = "m", **options: Any) ->
     return results
 
 
-def ensemble(session: Session, models: dict[str, Any], prompts: object) -> Ensemble:
+def ensemble(session: Session, models: dict[str, Any], prompts: object, **options: Any) -> Ensemble:
     """The answers of several echo models."""
-    results = session.generate(models=models, prompts=prompts, engine="echo")
+    results = session.generate(models=models, prompts=prompts, engine="echo", **options)
     assert isinstance(results, Ensemble)
     return results
 

@@ -80,3 +80,22 @@ def wait_for(script: subprocess.Popen[str], line: str) -> None:
     """Wait until a script prints that line."""
     assert script.stdout is not None
     assert script.stdout.readline() == line + "\n"
+
+
+def listening(pid: int) -> list[str]:
+    """Where a process waits for connections: `"tcp 0100007F:1F90"`, `"unix /tmp/x"`."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # TCP_LISTEN
+                found.append(f"{kind} {fields[1]}")
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if int(fields[3], 16) & 0x10000 and fields[6] in inodes:  # __SO_ACCEPTCON
+            found.append(f"unix {fields[7] if len(fields) > 7 else ''}")
+    return found

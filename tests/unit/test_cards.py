@@ -160,7 +160,7 @@ def test_each_phase_has_a_sign_of_its_own_kind() -> None:
     """Ok, loading, lost and failed can be told apart without any colour."""
     signs = {
         phase: page(replace(DEVICE, worker=replace(WORKER, phase=phase))).text.split("HBM3 ")[1][0]
-        for phase in ("running", "idle", "loading", "warming up", "lost", "failed", "stopped")
+        for phase in ("running", "idle", "downloading", "loading", "lost", "failed", "stopped")
     }
     assert "".join(signs.values()) == "●○◐◐▲✗■"
 

@@ -25,7 +25,7 @@ from mgpu_magic.progress import Progress
 
 
 def test_each_phase_is_named_as_the_worker_goes_through_it() -> None:
-    """Starting, importing, waiting, loading, warming up, idle, running: all are told apart."""
+    """From starting over downloading, loading and warming up to running: all are told apart."""
     job = Job()
     phases = [job.worker.phase]
     for event in (
@@ -33,6 +33,7 @@ def test_each_phase_is_named_as_the_worker_goes_through_it() -> None:
         Hello(1, 1),
         Loading("importing"),
         Loading("imported"),
+        Loading("downloading", 0.0),
         Loading("loading"),
         Loading("warming up"),
         Ready(8, 2.5),
@@ -49,6 +50,7 @@ def test_each_phase_is_named_as_the_worker_goes_through_it() -> None:
         "starting",
         "importing",
         "waiting to load",
+        "downloading",
         "loading",
         "warming up",
         "idle",

@@ -39,7 +39,7 @@ from mgpu_magic.scheduler import Scheduler, fair_share, longest_first
 from mgpu_magic.spec import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 JOB = 3
 NEW, STARTING, LOADING, READY, DRAINING, STOPPED, LOST, FAILED = WorkerState
@@ -64,6 +64,7 @@ def scheduler(
     stagger: float | None = None,
     parallel_loads: int = 8,
     first_alone: bool = True,
+    remote: Collection[str] = (),
     restart_budget: int | None = None,
     **counts: int,
 ) -> Scheduler:
@@ -75,6 +76,7 @@ def scheduler(
         stagger=stagger,
         parallel_loads=parallel_loads,
         first_alone=first_alone,
+        remote=remote,
         restart_budget=restart_budget,
     )
 
@@ -300,6 +302,51 @@ def test_the_next_load_begins_when_the_weights_of_the_last_are_there() -> None:
     assert job.handle(0, Loading("warming up")) == [GrantLoad(1, 0.0)]
     assert job.handle(0, Ready(2, 1.0))[:1] != [GrantLoad(2, 0.0)]
     assert job.handle(1, Loading("warming up")) == [GrantLoad(2, 0.0)]
+
+
+@pytest.mark.parametrize("stagger", [None, 0.0])
+def test_a_model_is_downloaded_by_one_worker(stagger: float | None) -> None:
+    """The others of the model load as soon as the files are there, not only once it is ready."""
+    job = scheduler(on(0), on(1), first_alone=False, stagger=stagger, remote={"m"}, m=9)
+    job.begin()
+    assert job.handle(1, IMPORTED) == [GrantLoad(1, 0.0)]
+    assert job.handle(0, IMPORTED) == []
+    assert job.handle(1, Loading("downloading", 0.0)) == []
+    assert job.handle(1, Loading("downloading", 0.9)) == []
+    assert job.handle(1, Loading("loading")) == [GrantLoad(0, 0.0)]
+
+
+def test_one_model_is_downloaded_at_a_time() -> None:
+    """A second download waits for the first; what lies on this machine does not."""
+    workers = on(0), on(1, "other"), on(2, "local"), on(3)
+    job = scheduler(*workers, first_alone=False, remote={"m", "other"}, m=9, other=9, local=9)
+    job.begin()
+    assert job.handle(0, IMPORTED) == [GrantLoad(0, 0.0)]
+    assert job.handle(1, IMPORTED) == job.handle(3, IMPORTED) == []
+    assert job.handle(2, IMPORTED) == [GrantLoad(2, 0.0)]
+    assert job.handle(0, Loading("loading")) == [GrantLoad(1, 0.0), GrantLoad(3, 0.0)]
+
+
+def test_a_download_that_fails_lets_the_next_begin() -> None:
+    """It is tried once, not by each worker of the model, and other models go on."""
+    workers = on(0), on(1), on(2, "other")
+    job = scheduler(*workers, first_alone=False, remote={"m", "other"}, m=2, other=9)
+    job.begin()
+    job.handle(0, IMPORTED)
+    assert job.handle(1, IMPORTED) == job.handle(2, IMPORTED) == []
+    actions = job.handle(0, CRASH)
+    assert Retire(1) in actions
+    assert GrantLoad(2, 0.0) in actions
+    assert GrantLoad(1, 0.0) not in actions
+    assert list(job.failed_models) == ["m"]
+
+
+def test_a_model_that_is_loaded_needs_no_download() -> None:
+    """Where one worker of it is warm the files are there."""
+    job = scheduler(warm(0), on(1), on(2), first_alone=False, remote={"m"}, m=99)
+    job.begin()
+    assert job.handle(1, IMPORTED) == [GrantLoad(1, 0.0)]
+    assert job.handle(2, IMPORTED) == [GrantLoad(2, 0.0)]
 
 
 def test_a_fixed_stagger_spaces_the_loads() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mgpu_magic.engines.vllm import VllmEngine
-from mgpu_magic.engines.vllm_settings import GIB, arguments, variables
+from mgpu_magic.engines.vllm_settings import GIB, arguments, names_on_hub, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.spec import Device, WorkerSpec
 
@@ -28,13 +28,14 @@ def spec(*devices: Device, **changes: Any) -> WorkerSpec:
 
 
 def test_a_gpu_worker_keeps_the_variables_of_vllm() -> None:
-    """On a GPU vLLM decides itself, its engine process included."""
-    assert variables(spec(T4), {}, 8 * GIB) == {}
+    """On a GPU vLLM decides itself, its engine process included; its ports stay on this machine."""
+    assert variables(spec(T4), {}, 8 * GIB) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_a_cpu_worker_runs_in_one_process_on_its_cores() -> None:
     """On a CPU: no second process, no choice of other cores, a part of the memory."""
     assert variables(spec(CORES), {}, 20 * GIB) == {
+        "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "2,3",
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -73,6 +74,28 @@ def test_variables_that_the_user_set_stay() -> None:
     """None of ours replaces one that is set already."""
     environ = dict.fromkeys(variables(spec(CORES), {}, GIB), "user")
     assert variables(spec(CORES), environ, GIB) == {}
+
+
+def test_code_of_a_model_runs_only_where_it_is_asked_for() -> None:
+    """`trust_remote_code` is never ours."""
+    assert "trust_remote_code" not in arguments(spec(T4))
+    assert arguments(spec(CORES, trust_remote_code=True))["trust_remote_code"] is True
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environ", "expected"),
+    [
+        ({"model": "a/b"}, {}, [("model", "a/b")]),
+        ({"model": "a/b", "tokenizer": "c/d"}, {}, [("model", "a/b"), ("tokenizer", "c/d")]),
+        ({"model": "a/b", "load_format": "tensorizer"}, {}, []),
+        ({"model": "a/b"}, {"VLLM_USE_MODELSCOPE": "True"}, []),
+    ],
+)
+def test_what_is_looked_for_on_the_hub(
+    chosen: dict[str, Any], environ: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
+    """The model and its tokenizer; not where vLLM reads other files, or another hub's."""
+    assert names_on_hub(chosen, environ) == expected
 
 
 def test_compiling_that_the_user_asks_for_happens() -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from mgpu_magic.errors import SpecError
 from mgpu_magic.prompts import to_requests
-from mgpu_magic.spec import ModelSpec
-from mgpu_magic.weights import resolve, weights_bytes, with_adapters
+from mgpu_magic.spec import Device, ModelSpec, WorkerSpec
+from mgpu_magic.weights import remote, resolve, weights_bytes, with_adapters
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mgpu_magic.spec import EngineName
 
 
 def write(path: Path, size: int) -> Path:
@@ -230,3 +232,28 @@ def test_transformers_has_one_adapter_per_model(tmp_path: Path) -> None:
     for mixed in [one, two], [one, None]:
         with pytest.raises(SpecError, match="transformers loads one adapter per model"):
             fitted(mixed, count=2, engine="transformers")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "engine_args", "expected"),
+    [
+        ("vllm", "owner/name", {}, True),
+        ("transformers", "owner/name", {}, True),
+        ("transformers", "{folder}", {"lora": "owner/name"}, True),
+        ("vllm", "{folder}", {"tokenizer": "owner/name"}, True),
+        ("vllm", "{folder}", {}, False),
+        ("echo", "owner/name", {}, False),
+    ],
+)
+def test_what_may_have_to_be_downloaded(
+    tmp_path: Path, engine: EngineName, model: str, engine_args: dict[str, str], expected: bool
+) -> None:
+    """A model, adapter or tokenizer by its hub id, for an engine that reads files."""
+    device = Device(kind="cpu", index=0, name="CPU", cores=(0,))
+    worker = WorkerSpec(
+        engine=engine,
+        model=model.format(folder=tmp_path),
+        engine_args=engine_args,
+        devices=(device,),
+    )
+    assert remote(worker) is expected
