@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engines.capitals import CAPITALS
@@ -103,13 +105,14 @@ def twice(state: object, batch: list[int]) -> list[int]:
     return [2 * number for number in batch]
 
 
-def job(plan: Plan) -> JobSpec:
+def job(plan: Plan, journal: str | None) -> JobSpec:
     """What the plan asks for."""
     if plan.kind == "vLLM":
         return real.job(list(plan.prompts))
     options: dict[str, Any] = {
         "prompts": list(plan.prompts),
         "launcher": plan.launcher,
+        "journal": journal,
         "hang_timeout": HANG_SECONDS,
     }
     if plan.kind == "function":
@@ -125,13 +128,24 @@ def job(plan: Plan) -> JobSpec:
 
 
 def carry_out(plan: Plan, session: Session, spared: Collection[int] = ()) -> list[str]:
-    """Run the job of a plan; returns what is wrong with its outcomes."""
+    """Run the job of a plan, with a journal twice; returns what is wrong with its outcomes."""
+    if not plan.journal:
+        return _once(plan, session, spared)
+    with tempfile.TemporaryDirectory(dir=os.environ[strikes.ORDERS]) as folder:
+        journal = f"{folder}/answers.jsonl"
+        undisturbed = replace(plan, event=None)
+        return _once(plan, session, spared, journal) or _once(undisturbed, session, spared, journal)
+
+
+def _once(
+    plan: Plan, session: Session, spared: Collection[int], journal: str | None = None
+) -> list[str]:
     timer = Timer(plan, session, spared)
     error: BaseException | None = None
     results: Any = None
     try:
         try:
-            results = _results(plan, session)
+            results = _results(plan, session, journal)
         finally:
             timer.disarm()
     except (ReportedError, JobInterrupted) as raised:
@@ -146,10 +160,10 @@ def carry_out(plan: Plan, session: Session, spared: Collection[int] = ()) -> lis
     return [wrong for one in sets for wrong in _wrong(plan, one, early=timer.early)][:5]
 
 
-def _results(plan: Plan, session: Session) -> Any:
+def _results(plan: Plan, session: Session, journal: str | None) -> Any:
     if plan.event in ("interrupt", "interrupt twice"):
-        return session.run(job(plan))
-    run = session.submit(job(plan))
+        return session.run(job(plan, journal))
+    run = session.submit(job(plan, journal))
     if not run.wait(BOUND_SECONDS):
         raise TimeoutError(f"it hangs: {run}, {phases(run)}, {run.snapshot.job.notes}")
     return run.result()

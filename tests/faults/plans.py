@@ -61,6 +61,7 @@ class Plan:
         event: What happens, if anything.
         at_seconds: When, after its begin.
         victim: Which worker, among those that live then.
+        journal: Whether there is one, and the job is run again with it.
         after: What is done to the session afterwards.
     """
 
@@ -73,15 +74,17 @@ class Plan:
     event: Event | None
     at_seconds: float
     victim: int
-    after: After
+    journal: bool = False
+    after: After = ""
 
     def __str__(self) -> str:
         limit = f", max_tokens={self.max_tokens}" if self.max_tokens else ""
         event = f", {self.event} at {self.at_seconds:.2f} s" if self.event else ""
+        journal = ", a journal" if self.journal else ""
         after = f", then {self.after}" if self.after else ""
         return (
             f"job {self.number}: {self.kind} in {self.launcher}, {len(self.prompts)} prompts, "
-            f"{self.engine_args}{limit}{event}{after}"
+            f"{self.engine_args}{limit}{journal}{event}{after}"
         )
 
 
@@ -117,6 +120,7 @@ def plan(seed: int, number: int, *, real: bool = False) -> Plan:
         event=event,
         at_seconds=rng.uniform(0, 0.6 + count * per_prompt / 2),
         victim=rng.randrange(2),
+        journal=rng.random() < 0.2,
         after=rng.choices(("", "free", "restart", "look"), (75, 8, 4, 13))[0],
     )
 
@@ -133,7 +137,6 @@ def _real(rng: random.Random, number: int) -> Plan:
         event=rng.choices(events, (60, 15, 15, 10))[0],
         at_seconds=rng.uniform(0, 2),
         victim=0,
-        after="",
     )
 
 
