@@ -14,13 +14,15 @@ Imports `errors`, `host`, `nvml` and `spec`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mgpu_magic.errors import SpecError
 from mgpu_magic.host import HostMonitor, counted, cpu_devices, free_host_bytes
-from mgpu_magic.nvml import Gpu, Nvml, NvmlMonitor, with_slices
+from mgpu_magic.nvml import Gpu, Nvml, NvmlMonitor, with_slices, without_handles
 from mgpu_magic.spec import Device
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ __all__ = [
 ]  # fmt: skip
 
 _PROC_GPUS = Path("/proc/driver/nvidia/gpus")
+DRIVER_SECONDS = 5.0  # for NVML to answer, where the GPUs are known without it
+LONE_DRIVER_SECONDS = 20.0  # where they are not: some drivers take long to wake eight GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,14 @@ class Discovery:
     Attributes:
         devices: At least one; in the order asked for.
         notes: What the user should know, a line each: running on the CPU instead, a lost GPU.
+        gpus: All that NVML reported, for a time when it does not answer.
+        final: False where NVML did not answer in time: the next time there may be more.
     """
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = field(default=(), compare=False, repr=False)
+    final: bool = field(default=True, compare=False, repr=False)
 
 
 class DeviceMonitor(Protocol):
@@ -66,7 +74,13 @@ class DeviceMonitor(Protocol):
         """Let go of the driver; the monitor is not used after that."""
 
 
-def discover(environ: Mapping[str, str], selection: str) -> Discovery:
+def discover(
+    environ: Mapping[str, str],
+    selection: str,
+    *,
+    before: Discovery | None = None,
+    patience: float | None = None,
+) -> Discovery:
     """Find the devices that `selection` names.
 
     Args:
@@ -74,6 +88,8 @@ def discover(environ: Mapping[str, str], selection: str) -> Discovery:
         selection: `"all"` (every visible GPU, or else CPU devices), `"cpu"` (one device with
             every core that this process may use), `"cpu:N"` (those cores split into N devices),
             or positions among the visible GPUs: `"0,1"`, `"cuda:0,cuda:1"`.
+        before: What was found earlier; its GPUs count where NVML fails now.
+        patience: Seconds to wait for NVML at most; None: long enough for a slow driver.
 
     Raises:
         SpecError: The selection is malformed, or this machine cannot serve it.
@@ -88,17 +104,20 @@ def discover(environ: Mapping[str, str], selection: str) -> Discovery:
         case _:
             positions = _positions(selection)
 
-    gpus, trouble = _survey()
+    survey = _survey(before, patience)
+    gpus, trouble = survey.gpus, survey.trouble
     devices, remarks = visible_gpus(gpus, environ)
     if trouble:
         remarks += (f"GPU readings unavailable: {trouble}" if devices else trouble,)
     if positions is not None:
         devices = _pick(devices, positions, "; ".join(remarks))
     if devices:
-        return Discovery(devices, tuple(f"{remark}." for remark in remarks))
+        notes = tuple(f"{remark}." for remark in remarks)
+        return Discovery(devices, notes, gpus, survey.answered)
     cpus = cpu_devices()
     reason, count = "; ".join(remarks), counted(len(cpus), "CPU device")
-    return Discovery(cpus, (f"No NVIDIA GPU found ({reason}): running on {count}.",))
+    note = f"No NVIDIA GPU found ({reason}): running on {count}."
+    return Discovery(cpus, (note,), gpus, survey.answered)
 
 
 def monitor_for(devices: Sequence[Device]) -> DeviceMonitor:
@@ -220,14 +239,41 @@ def _named(entry: str, known: Sequence[Gpu]) -> Gpu | None:
 # --- what the driver says --------------------------------------------------------------------
 
 
-def _survey() -> tuple[tuple[Gpu, ...], str]:
+@dataclass(frozen=True, slots=True)
+class _Survey:
     """The GPUs of the machine in PCI order, and why NVML cannot tell more."""
-    nvml = Nvml()
-    gpus = nvml.gpus()
-    nvml.close()
-    if nvml.trouble:
-        return gpus_of_driver(_PROC_GPUS), nvml.trouble
-    return gpus, "" if gpus else "the driver reports none"
+
+    gpus: tuple[Gpu, ...]
+    trouble: str = ""
+    answered: bool = True
+
+
+def _survey(before: Discovery | None, patience: float | None) -> _Survey:
+    known = gpus_of_driver(_PROC_GPUS)
+    if before is not None and before.gpus:
+        known = before.gpus
+    if patience is None:
+        patience = DRIVER_SECONDS if known else LONE_DRIVER_SECONDS
+    answer: Future[_Survey] = Future()
+    threading.Thread(target=_ask, args=(answer,), name="mgpu-survey", daemon=True).start()
+    try:
+        survey = answer.result(patience)
+    except TimeoutError:
+        return _Survey(known, f"NVML has not answered for {patience:g} s", answered=False)
+    if survey.trouble:
+        return replace(survey, gpus=known)
+    return survey if survey.gpus else replace(survey, trouble="the driver reports none")
+
+
+def _ask(answer: Future[_Survey]) -> None:
+    """In a thread of its own: a call into a driver that hangs never comes back."""
+    try:
+        nvml = Nvml()
+        gpus = tuple(map(without_handles, nvml.gpus()))
+        nvml.close()
+        answer.set_result(_Survey(gpus, nvml.trouble))
+    except Exception as error:  # noqa: BLE001  # raised where the answer is waited for
+        answer.set_exception(error)
 
 
 def gpus_of_driver(folder: Path) -> tuple[Gpu, ...]:

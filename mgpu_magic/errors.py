@@ -68,8 +68,13 @@ class ReportedError(MultiGPUError):
         self.log_tail = log_tail
         self.results = results
 
+    @property
+    def message(self) -> str:
+        """The sentence, whole; a long one is shown without its middle."""
+        return str(self.args[0])
+
     def __str__(self) -> str:
-        text = super().__str__()
+        text = shortened(self.message, _MESSAGE_CHARS)
         if self.traceback:
             text += "\n\nIn the worker (whole: the error's .traceback):\n"
             text += _last_lines(self.traceback)
@@ -120,7 +125,21 @@ class JobInterrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
+_MESSAGE_CHARS = 2000
+_LINE_CHARS = 400
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` of at most `most` characters: begin and end, where cause and fix stand, are kept."""
+    if len(text) <= most:
+        return text
+    gap = f" [... {len(text):,} characters in all ...] "
+    kept = max(0, most - len(gap))
+    return text[: kept - kept // 3] + gap + text[len(text) - kept // 3 :]
+
+
 def _last_lines(text: str, count: int = 12) -> str:
     lines = text.rstrip().splitlines()
     shown = ["..."] * (len(lines) > count) + lines[-count:]
+    shown = [shortened(line, _LINE_CHARS) for line in shown]
     return "\n".join("    " + line for line in shown)

@@ -57,7 +57,7 @@ from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
 from mgpu_magic.tables import clipped
 from mgpu_magic.watchdog import Patience, Watchdog
-from mgpu_magic.weights import remote
+from mgpu_magic.weights import remote, scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.spec import JobSpec, WorkerSpec
+    from mgpu_magic.spec import JobSpec, Sampling, WorkerSpec
 
     Results: TypeAlias = "ResultSet | Ensemble"
 
@@ -155,6 +155,7 @@ class Execution:
         self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
             name: bytearray(len(p.originals)) for name, p in prepared.items()
         }
+        self._shared: dict[str, Sampling | None] = {}
         self._stopped = False
         self._scheduler = Scheduler(
             job=number,
@@ -277,7 +278,10 @@ class Execution:
         error = self._error(results)
         failed_models = self._scheduler.failed_models
         for name, death in failed_models.items():
-            self._progress.note(f"{name} could not be loaded: {death.reason}")
+            what = f"could not be loaded: {death.reason}"
+            if death.of_sampling and death.error is not None:
+                what = f"was not loaded: {death.error.message}"
+            self._progress.note(f"{name} {what}")
         for number, death in self._scheduler.failed.items():
             if self._seats[number].placed.model not in failed_models:
                 self._progress.note(f"the job went on without {death.reason}")
@@ -336,9 +340,17 @@ class Execution:
 
     def _grant(self, worker: int) -> None:
         if not self.done:  # else the next job grants it
-            self._send(worker, Load())
+            self._send(worker, Load(self._shared_sampling(self._seats[worker].placed.model)))
             self._watchdog.granted(worker)
             self._progress.apply(worker, Loading("loading"))
+
+    def _shared_sampling(self, model: str) -> Sampling | None:
+        """What all prompts of the model have, where they have any."""
+        if model not in self._shared:
+            samplings = [request.sampling for request in self._prepared[model].requests]
+            same = all(sampling is samplings[0] for sampling in samplings)
+            self._shared[model] = samplings[0] if same and samplings[0].fields else None
+        return self._shared[model]
 
     def _name_occupants(self, worker: int) -> None:
         """Say whom a worker that cannot start yet waits for; a thread cannot be killed."""
@@ -426,17 +438,19 @@ class Execution:
         if not failures or len(failures) < prompts - recorded:
             return None
         for model, death in self._scheduler.failed_models.items():
-            return _load_error(model, death, results, self._advice(model, death))
+            return self._load_error(model, death, results)
         return self._common_error(failures, results)
 
-    def _advice(self, model: str, death: Death) -> str:
-        spec = next(s.placed.spec for s in self._seats.values() if s.placed.model == model)
-        return memory_advice(
+    def _load_error(self, model: str, death: Death, results: Results) -> ReportedError:
+        worker = next(number for number, its in self._scheduler.failed.items() if its is death)
+        spec = self._seats[worker].placed.spec
+        advice = memory_advice(
             death,
             spec,
             weights_bytes=self._sizes.get(model),
             free_host_bytes=free_host_bytes(),
         )
+        return _load_error(model, death, _place(spec, death), advice, results)
 
     def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
         """Where different prompts all failed alike the cause is not in them: one error, not n."""
@@ -450,14 +464,33 @@ class Execution:
         ((kind, message),) = errors
         text = f"all {len(failures)} prompts failed alike: {kind}: {message}"
         asked = [request.prompt for p in self._prepared.values() for request in p.requests]
-        if all(prompt == asked[0] for prompt in asked):
+        if not self._scheduler.refused and all(prompt == asked[0] for prompt in asked):
             return None
         trace = failures[0].error.traceback
         return EngineError(text, kind=kind, traceback=trace, results=results)
 
 
-def _load_error(model: str, death: Death, results: Results, advice: str) -> ReportedError:
-    message = "\n".join(filter(None, (f"{model} could not be loaded on {death.reason}", advice)))
+def _place(spec: WorkerSpec, death: Death) -> str:
+    """What the worker was given: its GPU, what that can do, and the scheme of the model."""
+    gpu = spec.devices[0]
+    if gpu.kind != "cuda":
+        return death.device
+    words = [gpu.name]
+    if gpu.capability is not None:
+        words.append("compute capability {}.{}".format(*gpu.capability))
+    if not isinstance(spec.model, str) or (kind := scheme(spec.model, spec.engine_args)) == "":
+        return f"{death.device} ({', '.join(words)})"
+    return f"{death.device} ({', '.join(words)}; {kind})"
+
+
+def _load_error(
+    model: str, death: Death, place: str, advice: str, results: Results
+) -> ReportedError:
+    if death.of_sampling and death.error is not None:
+        text = f"{model}: {death.error.message} (nothing was loaded)"
+        return EngineError(text, kind=death.error.kind, results=results)
+    reason = death.reason.removeprefix(death.device)
+    message = "\n".join(filter(None, (f"{model} could not be loaded on {place}{reason}", advice)))
     tail = death.exited.log_tail
     if death.error is None:
         return WorkerStartError(message, log_tail=tail, results=results)

@@ -87,11 +87,13 @@ class Death:
         device: Label of its device(s).
         error: What it said in its `Fatal`, if it could.
         exited: How its process ended, with the tail of its log.
+        of_sampling: Nothing is wrong with its model: it refused the job's sampling.
     """
 
     device: str
     error: RemoteError | None
     exited: Exited
+    of_sampling: bool = False
 
     @property
     def reason(self) -> str:

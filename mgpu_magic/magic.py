@@ -41,6 +41,7 @@ from mgpu_magic.devices import discover
 from mgpu_magic.errors import JobInterrupted, PlacementError, SpecError
 from mgpu_magic.following import follow, watch
 from mgpu_magic.options import Options
+from mgpu_magic.sensors import WAIT_SECONDS
 from mgpu_magic.session import Session
 from mgpu_magic.snapshot import render_text
 from mgpu_magic.spec import ENGINES, LAUNCHERS, TASKS
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mgpu_magic.snapshot import Snapshot
     from mgpu_magic.spec import JobSpec
 
+TAB_SECONDS = 1.0  # for a driver to answer, while one waits for a word to be completed
 BODY_NAMES = (
     "model", "models", "prompts", "sampling", "engine_args", "choices", "lora", "load", "predict",
     "choice", "json_schema",
@@ -353,7 +355,7 @@ class MultiGPU(Magics):
             for option in action.option_strings:
                 values[option] = None if action.nargs == 0 else offered
         if "--devices" in event.text_until_cursor:  # else the driver need not be asked
-            devices = discover(os.environ, "all").devices
+            devices = discover(os.environ, "all", patience=TAB_SECONDS).devices
             indices = [str(device.index) for device in devices]
             values["--devices"] = ["all", "cpu", "cpu:2", *indices]
         loaded = [] if self._session is None else self._session.models
@@ -402,7 +404,7 @@ def _names(model: object, key: str) -> bool:
 
 
 def _device_list() -> str:
-    discovery = discover(os.environ, "all")
+    discovery = discover(os.environ, "all", patience=WAIT_SECONDS)
     lines = []
     for device in discovery.devices:
         line = f"{device.label}  {device.name}"

@@ -88,6 +88,11 @@ class Request:
     choices: tuple[str, ...] = ()
     lora: str | None = None
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """What it shares with others, and they with it alone as long as both are alive."""
+        return type(self.prompt), id(self.sampling), self.choices, self.lora
+
 
 # --- commands to the worker ------------------------------------------------------------------
 
@@ -102,7 +107,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """It may load its model now."""
+    """It may load its model now.
+
+    Attributes:
+        sampling: What all prompts of the job have, so that a wrong one is refused before the
+            model is loaded; None where they differ, or have none.
+    """
+
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +192,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What finished since the last such message."""
+    """What finished since the last such message.
+
+    Attributes:
+        job: Number of the job.
+        outcomes: One per prompt.
+        alike: They are failures that are not the prompts' own: the engine refuses what they share
+            with others (sampling, adapter, the chat template), which need not be tried.
+    """
 
     job: int
     outcomes: tuple[Outcome, ...]
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +229,15 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """It cannot go on, and exits."""
+    """It cannot go on, and exits.
+
+    Attributes:
+        error: Why.
+        of_sampling: It has loaded nothing, since the sampling of the job is wrong.
+    """
 
     error: RemoteError
+    of_sampling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,11 @@ def with_slices(gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for card in gpus for gpu in (card, *card.slices)]
 
 
+def without_handles(gpu: Gpu) -> Gpu:
+    """What is known of a GPU, to be kept: a handle is of one start of NVML."""
+    return replace(gpu, handle=None, slices=tuple(map(without_handles, gpu.slices)))
+
+
 class Nvml:
     """NVML, started. Each answer is optional: drivers, cards and bindings differ.
 

@@ -21,6 +21,7 @@ import os
 import pickle
 import traceback
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from mgpu_magic.redaction import redacted
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+
+
+_SHORT = Repr()
+_SHORT.maxstring = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,10 @@ class RemoteError:
     kind: str
     message: str
     traceback: str = ""
+
+    def __repr__(self) -> str:
+        """Short enough for a cell: the middle of a long message and the traceback are left out."""
+        return f"RemoteError(kind={self.kind!r}, message={_SHORT.repr(self.message)})"
 
     @classmethod
     def of(cls, error: BaseException, *, with_traceback: bool = True) -> RemoteError:

@@ -65,12 +65,13 @@ class Preparation:
             self.journal.abandon()
 
 
-def prepare(job: JobSpec, devices: str) -> Preparation:
+def prepare(job: JobSpec, devices: str, before: Discovery | None = None) -> Preparation:
     """Check a job and place its models.
 
     Args:
         job: What the user asked for.
         devices: Where it runs if it does not say so itself.
+        before: What devices were found earlier, should the driver not answer now.
 
     Raises:
         SpecError: An option or a prompt is wrong.
@@ -80,7 +81,7 @@ def prepare(job: JobSpec, devices: str) -> Preparation:
     for model in job.models:
         prompts[model.name] = _prompts(job, model)
         job = _read_once(job, prompts[model.name], model)
-    discovery = discover(os.environ, job.devices or devices)
+    discovery = discover(os.environ, job.devices or devices, before=before)
     models, asked = [], []
     for model in job.models:
         found = _found(model) if prompts[model.name].requests else model

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import TYPE_CHECKING, Literal
 
+from mgpu_magic.errors import shortened
 from mgpu_magic.outcomes import Failure, Outcome
 from mgpu_magic.rates import History, Tally, Window, per_second
 from mgpu_magic.snapshot import (
@@ -48,6 +49,7 @@ _ENOUGH_SECONDS = 2.0
 _FAILURES = 20  # that are shown
 _ERROR_CHARS = 200
 _PROMPT_CHARS = 80
+_NOTE_CHARS = 400
 _LOG_CHARS = 4096
 _POINTS = 240  # of a picture, about one for each three pixels
 
@@ -244,7 +246,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Something the user should know; said once however often it comes."""
-        self._notes[text] = None
+        self._notes[shortened(" ".join(text.split()), _NOTE_CHARS)] = None
 
     def finish(self, state: Literal["done", "interrupted", "failed"]) -> None:
         """The job is over: what is still in flight is given up, warm workers are idle."""

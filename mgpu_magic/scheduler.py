@@ -80,6 +80,7 @@ class _Worker:
     losses: float = 0  # in a row, without an outcome in between; infinite: it cannot be replaced
     hung: bool = False
     error: RemoteError | None = None
+    of_sampling: bool = False
 
     @property
     def label(self) -> str:
@@ -107,10 +108,12 @@ class _Model:
     def cannot_load(self) -> bool:
         """Whether two devices say the same (one that fails alone may be to blame itself).
 
-        A download that fails would do so anywhere.
+        A download, or a setting of the job, would fail anywhere.
         """
         kinds = [death.error and death.error.kind for death in self.failed_loads]
-        return len(set(kinds)) < len(kinds) or (bool(kinds) and not self.here)
+        alike = len(set(kinds)) < len(kinds)
+        refused = any(death.of_sampling for death in self.failed_loads)
+        return alike or refused or (bool(kinds) and not self.here)
 
     def mean_pace(self) -> float:
         paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
@@ -150,7 +153,8 @@ def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
 
     Then what is left for the end, when some workers have nothing more to do, is short.
     """
-    limits = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    given = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    limits = [limit if isinstance(limit, int) else math.inf for limit in given]  # or it is wrong
     if len(set(limits)) < 2:
         return requests
     return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
@@ -179,6 +183,7 @@ class Scheduler:
         restarts: Lost workers that were started again.
         failed: Workers that are gone for good: failed before ready, or lost beyond the budget.
         failed_models: Models that could not be loaded, with the death that showed it.
+        refused: Models whose engine refused what their prompts share.
     """
 
     def __init__(
@@ -203,6 +208,7 @@ class Scheduler:
         self.restarts = 0
         self.failed: dict[int, Death] = {}
         self.failed_models: dict[str, Death] = {}
+        self.refused: set[str] = set()
         self._models = {
             name: _Model(
                 name, deque(longest_first(of_model)), len(of_model), here=name not in remote
@@ -247,8 +253,8 @@ class Scheduler:
         match event:
             case Started() | Hello() | Stats() | Stopped():
                 return []
-            case Fatal(error):
-                this.error = this.error or error
+            case Fatal(error, of_sampling):
+                this.error, this.of_sampling = this.error or error, of_sampling
                 return []
             case Hung(reason, killable):
                 this.error, this.hung = RemoteError("WorkerHung", reason), True
@@ -315,7 +321,8 @@ class Scheduler:
 
     def _start(self, worker: _Worker) -> StartWorker:
         self._move(worker, StartWorker)
-        worker.imported, worker.weights, worker.hung, worker.error = False, False, False, None
+        worker.imported = worker.weights = worker.hung = worker.of_sampling = False
+        worker.error = None
         return StartWorker(worker.id)
 
     def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
@@ -390,11 +397,13 @@ class Scheduler:
         return SubmitTo(worker.id, requests)
 
     def _accept(self, worker: _Worker, reported: Outcomes) -> list[Action]:
-        known = [
-            outcome
-            for outcome in reported.outcomes
-            if reported.job == self._job and worker.in_flight.pop(outcome.index, None) is not None
-        ]
+        known: list[Outcome] = []
+        refused: dict[object, Failure] = {}  # by what they share with others
+        for outcome in reported.outcomes if reported.job == self._job else ():
+            if (request := worker.in_flight.pop(outcome.index, None)) is not None:
+                known.append(outcome)
+                if reported.alike and isinstance(outcome, Failure):
+                    refused[request.terms] = outcome
         self.dropped += len(reported.outcomes) - len(known)
         if not known:
             return []
@@ -402,8 +411,22 @@ class Scheduler:
         worker.losses = 0
         worker.pace += len(known)
         worker.alone = worker.alone and bool(worker.in_flight)
+        if refused:
+            known += self._spared(model, refused)
         actions = [self._record(model, known), *self._fill(model)]
         return actions if model.unresolved else actions + self._start_due()
+
+    def _spared(self, model: _Model, refused: Mapping[object, Failure]) -> list[Failure]:
+        """Failures of those that wait and would be refused for the same as these."""
+        self.refused.add(model.name)
+        waiting, model.pending = model.pending, deque[Request]()
+        spared = []
+        for request in waiting:
+            if (like := refused.get(request.terms)) is None:
+                model.pending.append(request)
+            else:
+                spared.append(Failure(request.index, like.error, model.deaths[request.index]))
+        return spared
 
     def _record(self, model: _Model, outcomes: Sequence[Outcome]) -> Record:
         model.unresolved -= len(outcomes)
@@ -431,7 +454,7 @@ class Scheduler:
         if worker.state is STOPPED:
             return []
         model = worker.model
-        death = Death(worker.label, worker.error, exited)
+        death = Death(worker.label, worker.error, exited, worker.of_sampling)
         actions = self._suspect(worker, death)
         worker.losses += 1
         if model.unresolved and worker.losses <= self._budget(worker):
@@ -447,6 +470,8 @@ class Scheduler:
             actions += self._retire(model.workers)
             kind = death.error.kind if death.error else "WorkerStartError"
             what = f"{model.name!r} could not be loaded on {death.reason}"
+            if death.of_sampling and death.error is not None:
+                what = death.error.message
             actions += self._give_up(model, kind, what)
         elif not others:
             what = f"no worker is left for {model.name!r}; {death.reason}"

@@ -39,7 +39,8 @@ from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
 from mgpu_magic.scratch import Scratch, shorten, sweep
-from mgpu_magic.sensors import Sensors
+from mgpu_magic.sensors import WAIT_SECONDS, Sensors
+from mgpu_magic.snapshot import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,13 +51,14 @@ if TYPE_CHECKING:
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
-    from mgpu_magic.snapshot import Observer, Reading, Snapshot
+    from mgpu_magic.snapshot import Observer, Snapshot
     from mgpu_magic.spec import JobSpec
 
 
 log = logging.getLogger("mgpu_magic")
 
 READING_SECONDS = 0.5
+SILENT_SECONDS = 2.5
 STOP_SECONDS = 5.0
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
@@ -94,6 +96,8 @@ class Session:
         )
         self._names: dict[int, tuple[str, str]] = {}  # of all workers ever: device, model
         self._discovery: Discovery | None = None
+        self._known: Discovery | None = None  # the last in which there were GPUs
+        self._unread: Mapping[str, Reading] = {}  # of the devices, where their driver hangs
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
         # What is over but for its journal, by number of the job.
@@ -139,7 +143,7 @@ class Session:
     def run(self, job: JobSpec, observer: Observer | None = None) -> Results:
         """Carry a job out and wait for it; see `generate`."""
         run = Run(self._stop, self._look)
-        prepared = prepare(job, self._devices)
+        prepared = prepare(job, self._devices, self._known)
         try:
             self._loop.call(partial(self._begin, prepared, run))
             while not run.done:
@@ -164,7 +168,7 @@ class Session:
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
         run = Run(self._stop, self._look)
-        prepared = prepare(job, self._devices)
+        prepared = prepare(job, self._devices, self._known)
         try:
             self._loop.call(partial(self._begin, prepared, run))
         finally:
@@ -181,8 +185,13 @@ class Session:
     def status(self) -> Snapshot:
         """The devices and what runs on them, read now."""
         if self._discovery is None:
-            self._loop.call(partial(self._show, discover(os.environ, self._devices)))
-        self._sensors.read(self._loop.call(self._pids), self._on_readings)
+            found = discover(os.environ, self._devices, before=self._known, patience=WAIT_SECONDS)
+            self._loop.call(partial(self._show, found))
+            if not found.final:  # ask again the next time
+                self._discovery = None
+                return self._look()
+        if not self._sensors.read(self._loop.call(self._pids), self._on_readings):
+            self._on_readings(self._unread)
         return self._look()
 
     def devices(self) -> Snapshot:
@@ -396,12 +405,17 @@ class Session:
                     if worker.ready is not None:
                         self._progress.apply(worker.number, worker.ready)
         self._discovery = discovery
+        self._unread = {device.label: Reading() for device in discovery.devices}
+        if discovery.gpus:
+            self._known = discovery
 
     def _sample(self) -> None:
         """Have the devices read, and again as long as a job runs."""
         self._sampling = self._current is not None
         if self._sampling:
             self._sensors.ask(self._pids(), self._on_readings)
+            if self._sensors.silent_seconds > SILENT_SECONDS:  # what was read is long past
+                self._progress.read(self._unread)
             self._show_logs()
             self._loop.later(READING_SECONDS, self._sample)
 

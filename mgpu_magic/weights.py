@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
 
@@ -71,6 +72,15 @@ def remote(spec: WorkerSpec) -> bool:
     return spec.engine in ("vllm", "transformers") and any(
         isinstance(name, str) and not Path(name).exists() for name in names
     )
+
+
+def scheme(model: str, engine_args: Mapping[str, Any]) -> str:
+    """How the weights are stored, as far as it is known: `"quantization awq, dtype half"`."""
+    said = {name: engine_args[name] for name in ("quantization", "dtype") if name in engine_args}
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        said = {"quantization": config["quantization_config"]["quant_method"], **said}
+    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of vLLM's max_lora_rank

@@ -35,6 +35,7 @@ from mgpu_magic.errors import ProtocolError
 from mgpu_magic.messages import (
     PROTOCOL,
     Abort,
+    Chat,
     Command,
     Drain,
     Fatal,
@@ -42,24 +43,34 @@ from mgpu_magic.messages import (
     Load,
     Loading,
     Outcomes,
+    Pair,
     Ready,
+    Request,
     Start,
     Stats,
     Stopped,
     Submit,
+    Tokens,
     WorkerEvent,
     decode_command,
     encode,
 )
 from mgpu_magic.outcomes import Failure, RemoteError
+from mgpu_magic.spec import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from mgpu_magic.messages import Request
+    from mgpu_magic.messages import Prompt
 
 STATS_SECONDS = 1.0
 KERNEL_GONE_SECONDS = 1.0
+_HARMLESS: Mapping[type[Prompt], Prompt] = {
+    str: "a",
+    Tokens: Tokens((0,)),
+    Chat: Chat(({"role": "user", "content": "a"},)),
+    Pair: Pair("a", "a"),
+}
 
 
 class Channel(Protocol):
@@ -119,6 +130,9 @@ def serve(channel: Channel, pin: Callable[[set[int]], None]) -> None:
             _serve(channel, pin, leaving)
         except (EOFError, Cancelled):
             raise
+        except SamplingRefused as error:
+            channel.send(Fatal(error.told, of_sampling=True))
+            raise
         except BaseException as error:
             channel.send(Fatal(RemoteError.of(error)))  # first: releasing a broken engine may hang
             raise
@@ -174,8 +188,9 @@ def _drive(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
     engine.prepare()
     channel.send(Loading("imported"))
     match channel.receive():
-        case Load():
-            pass
+        case Load(sampling):
+            if sampling is not None:
+                _check(engine, sampling)
         case Drain():
             return
         case command:
@@ -203,8 +218,11 @@ def _work(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
         while channel.poll(0 if engine.busy or draining else None):
             match channel.receive():
                 case Submit(job, requests):
-                    if refused := _add(engine, requests):
-                        channel.send(Outcomes(job, refused))
+                    own, alike = _add(engine, requests)
+                    if own:
+                        channel.send(Outcomes(job, own))
+                    if alike:
+                        channel.send(Outcomes(job, alike, alike=True))
                 case Abort(_, indices):
                     engine.abort(indices)
                 case Drain():
@@ -218,17 +236,72 @@ def _work(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
                 channel.send(Outcomes(job, tuple(outcomes)))
 
 
-def _add(engine: engines.Engine, requests: Sequence[Request]) -> tuple[Failure, ...]:
-    """Hand requests to the engine; returns a failure for each that it refuses."""
-    refused = []
+class SamplingRefused(Exception):  # noqa: N818  # its cause is the error
+    """The engine refuses the sampling of all prompts; nothing is loaded."""
+
+    def __init__(self, sampling: Sampling, cause: Exception) -> None:
+        text = f"{type(cause).__name__}: {cause}"
+        super().__init__(f"the sampling {sampling.fields} is refused: {text}")
+        self.told = RemoteError(type(cause).__name__, str(self))
+
+
+def _check(engine: engines.Engine, sampling: Sampling) -> None:
+    try:
+        engine.check(sampling)
+    except Exception as error:
+        raise SamplingRefused(sampling, error) from error
+
+
+def _add(
+    engine: engines.Engine, requests: Sequence[Request]
+) -> tuple[tuple[Failure, ...], tuple[Failure, ...]]:
+    """Hand requests to the engine.
+
+    Returns:
+        A failure for each that it refuses: for what is its own, and for what it shares.
+    """
+    own: list[Failure] = []
+    alike: list[Failure] = []
+    known: dict[object, RemoteError] = {}
     for request in requests:
-        try:
-            engine.add(request)
-        except engines.EngineGone:
-            raise
-        except Exception as error:  # noqa: BLE001  # the engine refused this prompt alone
-            refused.append(Failure(request.index, RemoteError.of(error, with_traceback=False)))
-    return tuple(refused)
+        terms = request.terms
+        if (error := known.get(terms)) is None:
+            error = _refusal(engine, request)
+            if error is not None and _of_terms(engine, request, error):
+                known[terms] = error
+        if error is not None:
+            (alike if terms in known else own).append(Failure(request.index, error))
+    return tuple(own), tuple(alike)
+
+
+def _refusal(engine: engines.Engine, request: Request) -> RemoteError | None:
+    try:
+        engine.add(request)
+    except engines.EngineGone:
+        raise
+    except Exception as error:  # noqa: BLE001  # the engine refused this prompt alone
+        return RemoteError.of(error, with_traceback=False)
+    return None
+
+
+def _of_terms(engine: engines.Engine, request: Request, error: RemoteError) -> bool:
+    """Whether the engine refuses what the request shares with others, whatever its prompt.
+
+    Then it refuses a harmless prompt in the same words; and takes the request's own without these
+    terms (but a chat, which is itself one of them: the model may have no template).
+    """
+    if (harmless := _HARMLESS.get(type(request.prompt))) is None:
+        return False
+    if _tried(engine, replace(request, prompt=harmless)) != error:
+        return False
+    bare = Request(request.index, request.prompt, Sampling())
+    return isinstance(request.prompt, Chat) or _tried(engine, bare) is None
+
+
+def _tried(engine: engines.Engine, request: Request) -> RemoteError | None:
+    if (error := _refusal(engine, request)) is None:
+        engine.abort([request.index])
+    return error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@
  *   power 30000               milliwatts; "power_limit" too
  *   process 4711 1048576      a process id and the bytes that it uses
  *   error memory 3            code for one function; "error handle 15" for all of the device
+ *   delay memory 5000         milliseconds that one function takes; "delay init 5000" that the
+ *                             start takes, where it stands before the first GPU
  *
  * Built with -DWITHOUT_MEMORY_V2 it lacks nvmlDeviceGetMemoryInfo_v2, as older drivers do.
  */
@@ -20,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, UNKNOWN = 999 };
 enum { INSUFFICIENT_SIZE = 7 };
@@ -35,12 +38,15 @@ typedef struct {
     unsigned utilisation, temperature, power, power_limit;
     struct { char function[32]; int code; } errors[MAX_ERRORS];
     int error_count;
+    struct { char function[32]; unsigned milliseconds; } delays[MAX_ERRORS];
+    int delay_count;
     Process processes[MAX_PROCESSES];
     unsigned process_count;
 } Device;
 
 typedef struct {
     int init_error, count;
+    unsigned init_delay;
     Device devices[MAX_DEVICES];
 } Machine;
 
@@ -49,6 +55,7 @@ static const char places[MAX_DEVICES + 1];
 
 static void apply(Machine *machine, Device *device, const char *key, const char *rest) {
     if (!strcmp(key, "init")) { machine->init_error = atoi(rest); return; }
+    if (!device && !strcmp(key, "delay")) sscanf(rest, "init %u", &machine->init_delay);
     if (!device) return;
     if (!strcmp(key, "name")) snprintf(device->name, sizeof device->name, "%s", rest);
     if (!strcmp(key, "uuid")) snprintf(device->uuid, sizeof device->uuid, "%s", rest);
@@ -68,6 +75,10 @@ static void apply(Machine *machine, Device *device, const char *key, const char 
         sscanf(rest, "%31s %d", device->errors[device->error_count].function,
                &device->errors[device->error_count].code) == 2)
         device->error_count++;
+    if (!strcmp(key, "delay") && device->delay_count < MAX_ERRORS &&
+        sscanf(rest, "%31s %u", device->delays[device->delay_count].function,
+               &device->delays[device->delay_count].milliseconds) == 2)
+        device->delay_count++;
 }
 
 static int read_machine(Machine *machine) {
@@ -95,6 +106,9 @@ static int read_machine(Machine *machine) {
 }
 
 static int error_of(const Device *device, const char *function) {
+    for (int i = 0; i < device->delay_count; i++)
+        if (!strcmp(device->delays[i].function, function))
+            usleep(device->delays[i].milliseconds * 1000);
     for (int i = 0; i < device->error_count; i++)
         if (!strcmp(device->errors[i].function, function) ||
             !strcmp(device->errors[i].function, "handle"))
@@ -132,6 +146,7 @@ int nvmlInitWithFlags(unsigned flags) {
     Machine machine;
     int code = read_machine(&machine);
     (void)flags;
+    usleep(machine.init_delay * 1000);
     return code ? code : machine.init_error;
 }
 

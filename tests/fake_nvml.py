@@ -26,6 +26,7 @@ GIB = 1024**3
 
 NOT_SUPPORTED = 3
 DRIVER_NOT_LOADED = 9
+NO_PERMISSION = 4
 GPU_IS_LOST = 15
 VERSION_MISMATCH = 18
 NOT_AVAILABLE = 2**64 - 1
@@ -48,6 +49,7 @@ class FakeGpu:
         power_limit_milliwatts: Power that it may draw.
         errors: NVML code by what fails: `name`, `uuid`, `capability`, `memory`, `utilisation`,
             `temperature`, `power`, `power_limit`, `mig`; `handle` for all that the GPU is asked.
+        delays: Milliseconds that a function takes, by the same names.
         processes: Bytes by process id; None where the driver does not know how many.
         slices: Its MIG slices.
     """
@@ -63,6 +65,7 @@ class FakeGpu:
     power_milliwatts: int = 10_000
     power_limit_milliwatts: int = 70_000
     errors: Mapping[str, int] = field(default_factory=dict)
+    delays: Mapping[str, int] = field(default_factory=dict)
     processes: Mapping[int, int | None] = field(default_factory=dict)
     slices: tuple[FakeGpu, ...] = ()
 
@@ -81,6 +84,7 @@ class FakeGpu:
             f"power {self.power_milliwatts}",
             f"power_limit {self.power_limit_milliwatts}",
             *(f"error {function} {code}" for function, code in self.errors.items()),
+            *(f"delay {function} {milliseconds}" for function, milliseconds in self.delays.items()),
             *(
                 f"process {pid} {NOT_AVAILABLE if used is None else used}"
                 for pid, used in self.processes.items()
@@ -105,15 +109,19 @@ def build(directory: Path, *, v2: bool = True) -> Path:
     return library
 
 
-def write_config(path: Path, gpus: Sequence[FakeGpu], init_error: int = 0) -> None:
+def write_config(
+    path: Path, gpus: Sequence[FakeGpu], init_error: int = 0, init_delay: int = 0
+) -> None:
     """Say what the library answers from now on.
 
     Args:
         path: The file that `environment` names.
         gpus: The GPUs of the machine, in PCI order.
         init_error: NVML code that starting the library returns.
+        init_delay: Milliseconds that starting the library takes.
     """
-    lines = [f"init {init_error}", *(line for gpu in gpus for line in gpu.lines())]
+    head = [f"init {init_error}", f"delay init {init_delay}"]
+    lines = [*head, *(line for gpu in gpus for line in gpu.lines())]
     draft = path.with_name(f"{path.name}.draft")
     draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
     draft.replace(path)  # at once: a reader never meets half a file

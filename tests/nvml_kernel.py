@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from mgpu_magic.snapshot import Reading
 
 
+TESTS = Path(__file__).parent
+
+
 class Kernel:
     """The process. Its calls are those of `mgpu_magic.devices`, and raise what those raise.
 
@@ -46,7 +49,7 @@ class Kernel:
             stdout=subprocess.PIPE,
             env={
                 **os.environ,
-                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
                 **fake_nvml.environment(directory, self._config),
             },
         )

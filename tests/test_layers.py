@@ -69,7 +69,12 @@ KERNEL = (
 )
 WORKER = (*DATA, {"engines"}, {"worker"})
 
-VLLM = {"engines/vllm.py", "engines/vllm_choices.py", "engines/vllm_pooling.py"}
+VLLM = {
+    "engines/vllm.py",
+    "engines/vllm_choices.py",
+    "engines/vllm_pooling.py",
+    "engines/vllm_fields.py",
+}
 TRANSFORMERS = {
     "engines/transformers.py",
     "engines/transformers_generate.py",

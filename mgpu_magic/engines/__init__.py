@@ -3,6 +3,7 @@
 ```
 create(spec) -> Engine
                   prepare()      import the library            (before Load)
+                  check(sampling) refuse what no prompt can have
                   load(report)   load the model                (after Load)
                   add(request)   or raise, for that request alone
                   step()         work a little, return what finished
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.messages import Request, Stats
     from mgpu_magic.outcomes import Outcome
-    from mgpu_magic.spec import WorkerSpec
+    from mgpu_magic.spec import Sampling, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,13 @@ class Engine(Protocol):
 
     def prepare(self) -> None:
         """Import the library."""
+
+    def check(self, sampling: Sampling) -> None:
+        """Look at a sampling for all prompts, before the model is loaded.
+
+        Raises:
+            Exception: No prompt can have it.
+        """
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """Load the model. `report(stage, fraction)` tells how far it is."""

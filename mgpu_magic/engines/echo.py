@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.messages import Prompt, Request
     from mgpu_magic.outcomes import Logprobs, Outcome
-    from mgpu_magic.spec import WorkerSpec
+    from mgpu_magic.spec import Sampling, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,13 @@ class EchoEngine:
         self._settings = EchoSettings(**self._spec.engine_args)
         time.sleep(self._settings.import_delay)
 
+    def check(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        for name in ("max_tokens", "n"):
+            value = sampling.fields.get(name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} is {value!r}; pass a whole number of 1 or more")
+
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""
         report("loading", 0.0)
@@ -101,6 +108,7 @@ class EchoEngine:
         text = _text(request.prompt)
         if self._settings.fail_on and self._settings.fail_on in text:
             raise ValueError(f"the prompt holds {self._settings.fail_on!r}")
+        self.check(request.sampling)
         self._queue[request.index] = (text, request.sampling.for_index(request.index))
 
     def step(self) -> list[Outcome]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Outcome
     from mgpu_magic.sendable import Function
-    from mgpu_magic.spec import WorkerSpec
+    from mgpu_magic.spec import Sampling, WorkerSpec
 
 BATCH_SIZE = 8
 KNOWN = ("load", "predict", "batch_size")
@@ -56,6 +56,9 @@ class PythonEngine:
         self._predict = _revived(args["predict"])
         if "load" in args:
             self._load = _revived(args["load"])
+
+    def check(self, sampling: Sampling) -> None:
+        """See `Engine`. A function takes no notice of it."""
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""

@@ -24,6 +24,7 @@ from mgpu_magic.engines.downloads import Wanted, fetched
 from mgpu_magic.engines.transformers_generate import ChoiceScorer, Generation
 from mgpu_magic.engines.transformers_load import LOADING, load
 from mgpu_magic.engines.transformers_prompts import Reader, Row
+from mgpu_magic.engines.transformers_sampling import Decoding
 from mgpu_magic.engines.transformers_score import (
     Classifier,
     Embedder,
@@ -105,6 +106,16 @@ class TransformersEngine:
                 if in_thread:
                     _leave_to_others(before)
 
+    def check(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        if self._spec.task == "generate":
+            Decoding.of(sampling.fields, {})
+        elif sampling.fields:
+            raise TypeError(
+                f"task {self._spec.task} takes no sampling, and there is "
+                f"{', '.join(map(repr, sampling.fields))}; leave it out"
+            )
+
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""
         self._fetch(report)
@@ -129,11 +140,8 @@ class TransformersEngine:
         """See `Engine`."""
         assert self._reader is not None  # noqa: S101  # the worker loads first
         row = self._reader.row(request)
-        if request.sampling.fields and self._spec.task != "generate":
-            raise TypeError(
-                f"task {self._spec.task} takes no sampling, and there is "
-                f"{', '.join(map(repr, request.sampling.fields))}; leave it out"
-            )
+        if self._spec.task != "generate":
+            self.check(request.sampling)
         work = self._batches if request.choices or self._generation is None else self._generation
         assert work is not None  # noqa: S101
         work.add(row, request.sampling.for_index(request.index))

@@ -65,8 +65,8 @@ class Decoding:
         if "max_tokens" in given and given["max_tokens"] is None:
             chosen["max_tokens"] = None
         stop = chosen.get("stop", ())
-        chosen["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        chosen["stop_token_ids"] = tuple(chosen.get("stop_token_ids", ()))
+        chosen["stop"] = (stop,) if isinstance(stop, str) else _several("stop", stop)
+        chosen["stop_token_ids"] = _several("stop_token_ids", chosen.get("stop_token_ids", ()))
         return cls(**chosen)
 
     def __post_init__(self) -> None:
@@ -92,6 +92,12 @@ class Decoding:
     def greedy(self) -> bool:
         """Whether the likeliest token is taken each time."""
         return self.temperature < GREEDY_BELOW
+
+
+def _several(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise TypeError(f"{name} is {value!r}; pass a list")
+    return tuple(value)
 
 
 def _number(

@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.engines import EngineGone, Loaded
 from mgpu_magic.engines.downloads import Wanted, fetched
+from mgpu_magic.engines.vllm_causes import cause_told
 from mgpu_magic.engines.vllm_choices import Choices
+from mgpu_magic.engines.vllm_fields import check_sampling, sampling_params
 from mgpu_magic.engines.vllm_pooling import pooling
 from mgpu_magic.engines.vllm_prompts import Ask, Talk, Task, checked, rendered
-from mgpu_magic.engines.vllm_settings import arguments, free_host_bytes, names_on_hub, variables
+from mgpu_magic.engines.vllm_settings import (
+    arguments,
+    free_host_bytes,
+    names_on_hub,
+    ports,
+    variables,
+)
 from mgpu_magic.messages import Stats
 from mgpu_magic.outcomes import Completion, Failure, RemoteError, TokenLogprob
 
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
 
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Logprobs, Outcome
-    from mgpu_magic.spec import WorkerSpec
+    from mgpu_magic.spec import Sampling, WorkerSpec
 
 # Priorities of requests, the smaller the sooner: what follows about a prompt comes before other
 # prompts, as long as vLLM's prefix cache remembers this one. (Without the policy they do nothing.)
@@ -74,7 +82,12 @@ class VllmEngine:
     def prepare(self) -> None:
         """See `Engine`."""
         os.environ.update(variables(self._spec, os.environ, free_host_bytes()))
+        os.environ.update(ports(self._spec, os.environ, os.getppid()))
         import vllm  # noqa: F401
+
+    def check(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        check_sampling(sampling.fields, self._spec)
 
     def load(self, report: Callable[[str, float | None], None]) -> Loaded:
         """See `Engine`."""
@@ -85,7 +98,7 @@ class VllmEngine:
         on_cpu = self._spec.devices[0].kind == "cpu"
         if on_cpu and self._spec.engine_args.get("enable_lora"):
             _mend_adapters_on_cpu()
-        with _watched_log(report):
+        with _watched_log(report), cause_told():
             self._llm = LLM(**chosen)
         if self._spec.task == "generate":
             self._task = Generation(self._llm, self._spec.label)
@@ -261,15 +274,10 @@ class Generation:
         )
 
     def _params(self, fields: dict[str, Any]) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
-        if not fields:
-            params = self._llm.get_default_sampling_params()  # the model's own, as LLM.generate
-        else:
-            if isinstance(constraint := fields.get("structured_outputs"), dict):
-                fields["structured_outputs"] = StructuredOutputsParams(**constraint)
-            params = SamplingParams(**fields)
+        # Without any, the model's own, as LLM.generate has it.
+        params = sampling_params(fields) if fields else self._llm.get_default_sampling_params()
         params.output_kind = RequestOutputKind.FINAL_ONLY
         return params
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
 from mgpu_magic.engines.prompting import refuse_surrogates
+from mgpu_magic.engines.vllm_fields import check_prompt
 from mgpu_magic.errors import EngineError
 from mgpu_magic.messages import Chat, Pair, Pickled, Tokens
 from mgpu_magic.outcomes import Answer
@@ -78,6 +79,7 @@ def rendered(llm: Any, prompt: Prompt) -> Any:
             (made,) = llm._preprocess_chat([list(messages)])
         case Pickled(data):
             fields = pickle.loads(data)  # noqa: S301  # only from the pipe that we inherit
+            check_prompt(fields)
             (made,) = llm._preprocess_cmpl([fields])
         case Pair():
             raise ValueError(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mgpu_magic.spec import WorkerSpec
 
 GIB = 2**30
+PORTS_PER_WORKER = 50
+PORTS = range(12_000, 32_000, 16 * PORTS_PER_WORKER)  # below those that the system hands out
 GPU_MEMORY_UTILIZATION = 0.92  # vLLM's own 0.9 wastes GPU memory where nothing else runs on it
 _LOAD_FORMATS = (
     "auto", "hf", "safetensors", "fastsafetensors", "bitsandbytes", "mistral", "pt",
@@ -52,6 +54,23 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
             wanted["VLLM_CPU_KVCACHE_SPACE"] = str(min(max(share, 1), CPU_KV_CACHE_GIB))
     chosen = {"VLLM_ENABLE_V1_MULTIPROCESSING"} if "engine_process" in spec.engine_args else set()
     return {name: value for name, value in wanted.items() if name in chosen or name not in environ}
+
+
+def ports(spec: WorkerSpec, environ: Mapping[str, str], kernel: int) -> dict[str, str]:
+    """Where this worker looks for free ports: a range that no other worker looks at.
+
+    vLLM chooses a port, lets it go and binds it later: two that start together may choose the
+    same one, and are sure to where the user's `VLLM_PORT` is the same for both.
+
+    Args:
+        spec: The worker.
+        environ: What is set already.
+        kernel: The kernel's process id; two kernels should not meet either.
+    """
+    first = environ.get("VLLM_PORT", str(PORTS[kernel % len(PORTS)]))
+    if not first.isdecimal():
+        return {}
+    return {"VLLM_PORT": str(int(first) + spec.devices[0].index * PORTS_PER_WORKER)}
 
 
 def arguments(spec: WorkerSpec) -> dict[str, Any]:

@@ -131,6 +131,10 @@ def test_samplings_have_the_defaults_of_vllm() -> None:
         ({"max_tokens": 0}, "max_tokens is 0; pass a whole number of 1 or more"),
         ({"max_tokens": 2, "min_tokens": 3}, "min_tokens is 3 and max_tokens 2"),
         ({"stop": ["", "a"]}, "stop holds ''"),
+        ({"stop": 5}, "stop is 5; pass a list"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5; pass a list"),
+        ({"max_tokens": "x"}, "max_tokens is 'x'; pass a whole number of 1 or more"),
+        ({"temperature": "hot"}, "temperature is 'hot'; pass a number 0 or more"),
     ],
 )
 def test_samplings_that_are_refused(fields: dict[str, Any], words: str) -> None:

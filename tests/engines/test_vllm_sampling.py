@@ -122,7 +122,9 @@ def test_without_a_seed_devices_differ(apart: Session, model: str) -> None:
         ({"max_token": 5}, "Unexpected keyword argument 'max_token'"),
         ({"logprobs": 50}, "Requested sample logprobs of 50, which is greater than max allowed"),
         ({"temperature": -1}, "temperature must be non-negative, got -1"),
-        ({"structured_outputs": {"choose": ["a"]}}, "You must use one kind of structured outputs"),
+        ({"max_tokens": "x"}, "max_tokens is 'x', a str: '<' not supported between"),
+        ({"logit_bias": {10**7: 1.0}}, "logit_bias contain out-of-vocab token ids"),
+        ({"structured_outputs": {"choose": ["a"]}}, "'choose' of StructuredOutputsParams; did"),
     ],
 )
 def test_a_sampling_that_vllm_refuses_is_one_error(

@@ -56,7 +56,7 @@ def start_script(folder: Path, body: str, **environ: str) -> subprocess.Popen[st
     return subprocess.Popen(
         [sys.executable, script],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environ},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

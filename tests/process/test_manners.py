@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mgpu_magic import EngineError, ResultSet, Session, SpecError
-from process.jobs import job
+from process.jobs import job, result
+from process.living import eventually, workers
 
 if TYPE_CHECKING:
     from mgpu_magic.snapshot import Snapshot
@@ -61,3 +64,13 @@ def test_freeing_what_is_not_loaded_names_what_is(session: Session) -> None:
     session.run(job(["a"]))
     with pytest.raises(SpecError, match="no worker holds 'n'; loaded: m"):
         session.free("n")
+
+
+def test_shared_memory_is_not_needed(session: Session) -> None:
+    """Containers may have 64 MB of it: neither the kernel nor a worker uses any."""
+    run = session.submit(job(["x" * 1_000_000] * 20, engine_args={"delay": 0.05}))
+    assert eventually(lambda: run.snapshot.job.done > 4)
+    for pid in (os.getpid(), *workers()):
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+        assert [line for line in maps.splitlines() if "/dev/shm" in line] == []  # ours?
+    assert len(result(run)) == 20

@@ -21,6 +21,7 @@ from mgpu_magic.errors import (
     WorkerError,
     WorkerLost,
     WorkerStartError,
+    shortened,
 )
 
 REMOTE = [ReportedError, EngineError, WorkerError, WorkerStartError, WorkerLost, RequestError]
@@ -70,6 +71,25 @@ def test_a_long_log_shows_its_end() -> None:
     lines = [f"line {i}" for i in range(20)]
     shown = str(WorkerLost("lost", log_tail="\n".join(lines))).splitlines()
     assert shown[-13:] == ["    ...", *(f"    {line}" for line in lines[8:])]
+
+
+def test_a_long_error_is_shown_without_its_middle() -> None:
+    """10,000 characters, in one line or many, do not flood the cell; whole they are kept."""
+    for text in ("begin " + "x" * 10_000 + " end", "begin\n" + "x y\n" * 2_500 + "end"):
+        error = EngineError(text, kind="ValueError", traceback=text, log_tail=text)
+        shown = str(error)
+        assert len(shown) < 3_500
+        assert shown.startswith("begin")
+        assert f"[... {len(text):,} characters in all ...]" in shown
+        assert shown.endswith("end")
+        assert (error.message, error.traceback, error.log_tail) == (text, text, text)
+
+
+def test_text_that_fits_is_not_shortened() -> None:
+    """One character more is."""
+    assert shortened("x" * 100, 100) == "x" * 100
+    assert len(shortened("x" * 101, 100)) == 100
+    assert shortened("x" * 101, 100) != "x" * 100
 
 
 def test_a_remote_error_without_details_is_one_line() -> None:

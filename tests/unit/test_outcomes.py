@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mgpu_magic.outcomes import Prediction, RemoteError, Returned
+from mgpu_magic.outcomes import Failure, Prediction, RemoteError, Returned
 
 
 def prediction(*values: float, **fields: Any) -> Prediction:
@@ -87,6 +87,16 @@ def test_an_error_as_text() -> None:
     assert error.traceback.startswith("Traceback (most recent call last):\n")
     assert error.traceback.endswith(f"ValueError: {error.message}\n")
     assert RemoteError.of(raised(lambda: int("x")), with_traceback=False).traceback == ""
+
+
+def test_a_failed_row_is_short_to_look_at() -> None:
+    """A message of 10,000 characters keeps its ends; the traceback stands in its attribute."""
+    error = RemoteError("ValueError", "begin " + "x" * 10_000 + " end", "Traceback ...")
+    shown = repr(Failure(3, error))
+    assert shown.startswith("Failure(index=3, error=RemoteError(kind='ValueError', message='begin ")
+    assert shown.endswith(" end'), attempts=1)")
+    assert len(shown) < 700
+    assert len(error.message) == 10_010
 
 
 def test_our_own_frames_explain_nothing() -> None:

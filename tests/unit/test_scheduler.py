@@ -244,6 +244,49 @@ def test_what_may_be_long_goes_out_first() -> None:
     assert longest_first(requests[:1] * 3) == requests[:1] * 3
 
 
+def refusal(*indices: int) -> Outcomes:
+    """The worker's report that the engine refuses what these share with others."""
+    error = RemoteError("ValueError", "max_tokens is 'x'")
+    return Outcomes(JOB, tuple(Failure(index, error) for index in indices), alike=True)
+
+
+def test_what_the_engine_refuses_of_all_is_tried_once() -> None:
+    """The prompts that share it fail unseen; those at another worker are told there."""
+    shared = Sampling({"max_tokens": "x"})
+    sent = [Request(index, f"p {index}", shared) for index in range(10_000)]
+    job = Scheduler(
+        job=JOB, requests={"m": sent}, workers=[warm(0), warm(1)], stagger=None, parallel_loads=2
+    )
+    assert submitted(job.begin()) == {0: [0, 1], 1: [2, 3]}
+    actions = job.handle(0, refusal(0, 1))
+    assert submitted(actions) == {}
+    assert [failure.index for failure in failures(actions)] == [0, 1, *range(4, 10_000)]
+    assert {failure.error.message for failure in failures(actions)} == {"max_tokens is 'x'"}
+    assert [failure.index for failure in failures(job.handle(1, refusal(2, 3)))] == [2, 3]
+    assert job.done
+    assert job.refused == {"m"}
+
+
+def test_prompts_with_a_sampling_of_their_own_are_tried() -> None:
+    """What is refused of one says nothing about those that have another."""
+    wrong, right = Sampling({"max_tokens": "x"}), Sampling({"max_tokens": 4})
+    sent = [Request(i, f"p {i}", right if i % 2 else wrong) for i in range(8)]
+    job = Scheduler(
+        job=JOB, requests={"m": sent}, workers=[warm(0)], stagger=None, parallel_loads=1
+    )
+    assert submitted(job.begin()) == {0: [0, 2]}
+    actions = job.handle(0, refusal(0, 2))
+    assert [failure.index for failure in failures(actions)] == [0, 2, 4, 6]
+    assert submitted(actions) == {0: [1, 3]}
+
+
+def test_a_limit_that_is_no_number_does_not_disturb_the_order() -> None:
+    """It is the engine's to refuse; until then it counts as no limit."""
+    limits: list[object] = [4, "x", 8, None]
+    sent = [Request(i, "p", Sampling({"max_tokens": limit})) for i, limit in enumerate(limits)]
+    assert [request.index for request in longest_first(sent)] == [1, 3, 2, 0]
+
+
 def test_a_faster_worker_holds_more() -> None:
     """The share follows what workers have finished; one that joins late counts as average."""
     assert fair_share(80, 1.0, 2) == 30

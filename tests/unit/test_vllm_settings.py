@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mgpu_magic.engines.vllm import VllmEngine
-from mgpu_magic.engines.vllm_settings import GIB, arguments, names_on_hub, variables
+from mgpu_magic.engines.vllm_settings import GIB, arguments, names_on_hub, ports, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.spec import Device, WorkerSpec
 
@@ -30,6 +30,28 @@ def spec(*devices: Device, **changes: Any) -> WorkerSpec:
 def test_a_gpu_worker_keeps_the_variables_of_vllm() -> None:
     """On a GPU vLLM decides itself, its engine process included; its ports stay on this machine."""
     assert variables(spec(T4), {}, 8 * GIB) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_workers_look_for_ports_in_ranges_of_their_own() -> None:
+    """VLLM binds a port some time after it has found it free: two workers must not find the same.
+
+    The ranges of eight workers lie between the ports of services and those of the system, and
+    those of two kernels differ.
+    """
+    eight = [Device(kind="cuda", index=i, name="T4", mask=str(i)) for i in range(8)]
+    first = [int(ports(spec(device), {}, 4711)["VLLM_PORT"]) for device in eight]
+    assert [port - first[0] for port in first] == [0, 50, 100, 150, 200, 250, 300, 350]
+    assert first[0] >= 12_000
+    assert first[-1] + 50 <= 32_000
+    assert ports(spec(T4), {}, 4711) != ports(spec(T4), {}, 4712)
+
+
+def test_a_port_of_the_user_is_the_first_workers() -> None:
+    """The same for all would be a collision; what is no number is vLLM's to refuse."""
+    environ = {"VLLM_PORT": "29500"}
+    assert ports(spec(T4), environ, 1) == {"VLLM_PORT": "29500"}
+    assert ports(spec(SECOND_T4), environ, 1) == {"VLLM_PORT": "29550"}
+    assert ports(spec(T4), {"VLLM_PORT": "tcp://10.0.0.1:80"}, 1) == {}
 
 
 def test_a_cpu_worker_runs_in_one_process_on_its_cores() -> None:

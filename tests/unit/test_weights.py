@@ -10,7 +10,7 @@ import pytest
 from mgpu_magic.errors import SpecError
 from mgpu_magic.prompts import to_requests
 from mgpu_magic.spec import Device, ModelSpec, WorkerSpec
-from mgpu_magic.weights import remote, resolve, weights_bytes, with_adapters
+from mgpu_magic.weights import remote, resolve, scheme, weights_bytes, with_adapters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +110,20 @@ def test_the_size_of_a_downloaded_model(
     environ = {name: value.format(tmp_path) for name, value in variables.items()}
     assert weights_bytes("org/tiny", environ) == 12
     assert weights_bytes("org/other", environ) is None
+
+
+def test_the_scheme_of_the_weights(tmp_path: Path) -> None:
+    """It is read from the model's own files, and what the user asked for goes before it."""
+    assert scheme("owner/name", {}) == ""
+    assert scheme("owner/name", {"dtype": "half", "seed": 1}) == "dtype half"
+    config = tmp_path / "config.json"
+    config.write_text('{"quantization_config": {"quant_method": "awq", "bits": 4}}')
+    assert scheme(str(tmp_path), {}) == "quantization awq"
+    asked = {"dtype": "half", "quantization": "gptq"}
+    assert scheme(str(tmp_path), asked) == "quantization gptq, dtype half"
+    for broken in ("{", "[]", '{"quantization_config": null}'):
+        config.write_text(broken)
+        assert scheme(str(tmp_path), {}) == ""
 
 
 def test_a_model_without_weights_has_no_size(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import socket
 from collections import deque
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from mgpu_magic.errors import ProtocolError
 from mgpu_magic.messages import (
     PROTOCOL,
     Abort,
+    Chat,
     Command,
     Drain,
     Fatal,
@@ -202,6 +203,91 @@ def test_a_refused_request_fails_alone() -> None:
     failure = Failure(1, RemoteError("ValueError", "the prompt holds 'bad'"))
     assert channel.outcomes[0] == (3, failure)
     assert channel.answered == [(3, 1), (3, 0), (3, 2)]
+
+
+class Strict(EchoEngine):
+    """Takes no answer longer than ten tokens, and no chat."""
+
+    tried: ClassVar[list[str]] = []
+
+    def add(self, request: Request) -> None:
+        self.tried.append(str(request.prompt))
+        if isinstance(request.prompt, Chat):
+            raise TypeError("no chat template")
+        if request.prompt == "":
+            raise ValueError("the prompt is empty")
+        if request.sampling.fields.get("max_tokens", 0) > 10:
+            raise ValueError("max_tokens is at most 10")
+        super().add(request)
+
+
+def test_what_prompts_share_is_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is asked about a shared sampling once; a bad prompt is told apart from it."""
+    monkeypatch.setattr(engines, "create", Strict)
+    Strict.tried.clear()
+    wrong, right = Sampling({"max_tokens": 11}), Sampling({"max_tokens": 1})
+    texts = [
+        ("a b", wrong),
+        ("", wrong),
+        ("c", wrong),
+        ("", right),
+        ("d e", right),
+        ("", Sampling()),
+    ]
+    sent = tuple(Request(i, text, sampling) for i, (text, sampling) in enumerate(texts))
+    channel = served(Submit(1, sent), Drain())
+    alike = [event for event in channel.events if isinstance(event, Outcomes) and event.alike]
+    assert [[outcome.index for outcome in event.outcomes] for event in alike] == [[0, 1, 2]]
+    assert {o.index: o.error.message for _, o in channel.outcomes if isinstance(o, Failure)} == {
+        **dict.fromkeys(range(3), "max_tokens is at most 10"),
+        3: "the prompt is empty",
+        5: "the prompt is empty",
+    }
+    assert [o.index for _, o in channel.outcomes if isinstance(o, Completion)] == [4]
+    assert Strict.tried[:3] == ["a b", "a", "a b"]
+    assert "c" not in Strict.tried
+
+
+def test_an_empty_prompt_in_front_is_no_fault_of_the_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor is a wrong sampling any longer hidden by it."""
+    monkeypatch.setattr(engines, "create", Strict)
+    wrong = Sampling({"max_tokens": 11})
+    channel = served(Submit(1, (Request(0, "", wrong), Request(1, "a", wrong))), Drain())
+    said = [event for event in channel.events if isinstance(event, Outcomes)]
+    assert [(event.alike, [o.index for o in event.outcomes]) for event in said] == [
+        (False, [0]),
+        (True, [1]),
+    ]
+
+
+def test_a_model_that_takes_no_chats_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that is missing is missing for every chat."""
+    monkeypatch.setattr(engines, "create", Strict)
+    chat = Chat(({"role": "user", "content": "Hello"},))
+    sent = tuple(Request(i, chat, Sampling()) for i in range(3))
+    (said,) = [
+        event for event in served(Submit(1, sent), Drain()).events if isinstance(event, Outcomes)
+    ]
+    assert said.alike
+    assert [outcome.index for outcome in said.outcomes] == [0, 1, 2]
+
+
+def test_a_wrong_sampling_is_told_before_loading() -> None:
+    """The kernel learns that it is the sampling, and the model is not loaded."""
+    channel = Script(start(load_delay=60), Load(Sampling({"n": 0})))
+    with pytest.raises(worker.SamplingRefused):
+        serve(channel, channel.pinned.update)
+    assert channel.events[-1] == Fatal(
+        RemoteError(
+            "ValueError",
+            "the sampling {'n': 0} is refused: ValueError: n is 0; "
+            "pass a whole number of 1 or more",
+        ),
+        of_sampling=True,
+    )
+    assert Loading("loading", 0.0) not in channel.events
 
 
 def test_a_sign_of_life_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
