@@ -35,6 +35,7 @@ from mgpu_magic.messages import (
     Abort,
     Event,
     Exited,
+    Fatal,
     Hung,
     Load,
     Loading,
@@ -47,6 +48,7 @@ from mgpu_magic.redaction import redacted
 from mgpu_magic.results import Collector
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.tables import clipped
 from mgpu_magic.verdict import common_error, interrupted, load_error, result_sets
 from mgpu_magic.watchdog import Patience, Watchdog
 from mgpu_magic.weights import remote
@@ -167,6 +169,7 @@ class Execution:
         self._watchdog = Watchdog()
         self._watched_at = time.monotonic()
         self._hung: dict[int, Hung] = {}  # and not started again yet
+        self._last_words: dict[int, str] = {}  # of workers that are about to end
 
     @property
     def number(self) -> int:
@@ -205,6 +208,8 @@ class Execution:
         if isinstance(event, Started):
             self._watchdog.watch(worker, self._patience(worker), "starting")
         self._watchdog.heard(worker, event)
+        if isinstance(event, Fatal):
+            self._last_words[worker] = clipped(f"{event.error.kind}: {event.error.message}", 200)
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
@@ -217,7 +222,7 @@ class Execution:
             return
         if isinstance(event, Exited) and StartWorker(worker) in actions:
             label = self._seats[worker].placed.spec.label
-            why = hung.reason if hung else event.reason
+            why = hung.reason if hung else self._last_words.pop(worker, event.reason)
             self._hung.pop(worker, None)
             self._progress.note(f"{label} was lost ({why}) and started again.")
         self._perform(actions, worker if isinstance(event, Outcomes) else None)

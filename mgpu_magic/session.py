@@ -523,6 +523,9 @@ class Session:
         living = self._fleet.get(worker)
         if living is not None and living.leaving and isinstance(event, Exited):
             self._progress.apply(worker, Stopped())  # we ended it: no loss, however it went
+        if isinstance(event, Exited) and living is not None and living.handle is not None:
+            with contextlib.suppress(OSError):
+                shorten(living.handle.log, living.handle.log.stat().st_size)
         self._progress.apply(worker, event)
         self._fleet.apply(worker, event)
         if self._current is not None:

@@ -93,7 +93,7 @@ FOREIGN = {
     "transformers": VLLM | TRANSFORMERS,
     "peft": TRANSFORMERS,
     "huggingface_hub": {"check.py", "engines/downloads.py"},
-    "tqdm": {"check.py", "engines/downloads.py"},
+    "tqdm": {"engines/downloads.py"},
     "pynvml": {"nvml.py"},
     "IPython": {"body.py", "clicks.py", "dashboard.py", "magic.py"},
     "ipywidgets": {"clicks.py", "dashboard.py", "magic.py"},
