@@ -120,7 +120,7 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
     ),
     "all workers: SIGKILL": (
         Fault(strike=Signalled(KILL), everyone=True, reason=("killed by SIGKILL",)),
-        ("loading", "running"),
+        ("loading", "running", "tail"),
     ),
     "all workers: SIGSTOP": (
         Fault(strike=Signalled(STOP), everyone=True, hangs=True, reason=("was killed",)),
@@ -176,7 +176,7 @@ _ROWS = (
         senseless=NO_THREAD,
         quick=("tail",),
     ),
-    Row(name="kernel: SIGKILL", run=partial(kernels.signalled, KILL), quick=("loading",)),
+    Row(name="kernel: SIGKILL", run=partial(kernels.signalled, KILL), quick=("loading", "idle")),
     Row(name="kernel: SIGTERM", run=partial(kernels.signalled, TERM), quick=("running",)),
     Row(name="kernel: os._exit(0)", run=kernels.exits, quick=("tail",)),
     Row(
