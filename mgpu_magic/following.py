@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mgpu_magic.presses import Presses
     from mgpu_magic.run import Run
     from mgpu_magic.snapshot import Observer, Snapshot
 
@@ -29,6 +30,28 @@ def shown(show: Callable[[Snapshot], None], snapshot: Snapshot) -> bool:
         log.exception("the progress cannot be shown any more")
         return False
     return True
+
+
+def see_through(run: Run, observer: Observer | None, presses: Presses) -> None:
+    """Show a job to its end, for which nobody waits for ever after a press.
+
+    Args:
+        run: The job.
+        observer: Shown it; None: what there is to say at its end is logged.
+        presses: Counts them meanwhile, and breaks an observer that hangs.
+    """
+    while not run.done and not presses.overdue:
+        if observer is not None:
+            snapshot = run.snapshot
+            with presses.breaking():
+                observer = observer if shown(observer.update, snapshot) else None
+        run.wait(REFRESH_SECONDS)
+    if run.done and observer is not None:
+        with presses.breaking():
+            shown(observer.finish, run.snapshot)
+    elif run.done:
+        for note in run.snapshot.job.notes:
+            log.warning(note)
 
 
 def follow(run: Run, observer: Observer) -> None:

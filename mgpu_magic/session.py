@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import logging
 import os
 import time
 from dataclasses import replace
@@ -32,7 +31,7 @@ from mgpu_magic.endings import Endings
 from mgpu_magic.errors import JobInterrupted, SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
-from mgpu_magic.following import REFRESH_SECONDS, shown
+from mgpu_magic.following import see_through
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
 from mgpu_magic.launchers.thread import ThreadLauncher
 from mgpu_magic.loop import Loop
@@ -60,8 +59,6 @@ if TYPE_CHECKING:
     from mgpu_magic.snapshot import Observer, Snapshot
     from mgpu_magic.spec import JobSpec
 
-
-log = logging.getLogger("mgpu_magic")
 
 READING_SECONDS = 0.5
 SILENT_SECONDS = 2.5
@@ -299,10 +296,7 @@ class Session:
     def _prepared(self, job: JobSpec) -> Preparation:
         prepared = None
         try:
-            with (
-                Presses() as presses,
-                presses.breaking(0),
-            ):  # prompts can be slow code of the user's
+            with Presses() as presses, presses.breaking(0):  # prompts can be code of the user's
                 living = self._loop.call(self._living)
                 prepared = prepare(job, self._devices, self._known, living)
         except KeyboardInterrupt:
@@ -386,21 +380,10 @@ class Session:
             self._loop.post(lambda: self._current is None and self._kill_all())
 
     def _see_through(self, run: Run, observer: Observer | None, presses: Presses) -> None:
-        """Show a run to its end, for which a press does not wait for ever."""
+        """Show a run to its end, and after a second press wait for that of the workers too."""
         if presses.count:  # before the job began, it may be
             self._on_press(run, presses.count)
-        while not run.done and not presses.overdue:
-            if observer is not None:
-                snapshot = run.snapshot
-                with presses.breaking():
-                    observer = observer if shown(observer.update, snapshot) else None
-            run.wait(REFRESH_SECONDS)
-        if run.done and observer is not None:
-            with presses.breaking():
-                shown(observer.finish, run.snapshot)
-        elif run.done:
-            for note in run.snapshot.job.notes:
-                log.warning(note)
+        see_through(run, observer, presses)
         while presses.count > 1 and not presses.overdue and self._loop.call(self._any_leaving):
             time.sleep(GONE_POLL_SECONDS)
 
