@@ -3,13 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 QUICKSTART_ANSWERS := Paris,Berlin,Tokyo,Rome,Madrid,Cairo,Nairobi,Lima
 
-.PHONY: help install demo test lint bench gpu-check kaggle-check python312 system-packages model
+.PHONY: help install demo test lint bench faults soak gpu-check kaggle-check python312 system-packages model
 
 help:
 	@echo "make demo          run demo_notebooks/01_quickstart.ipynb on two CPU devices"
 	@echo "make test          all tests, real models and a real browser included"
 	@echo "make lint          ruff and mypy"
 	@echo "make bench         ratios of speed, side by side with vLLM alone and with usual scripts"
+	@echo "make faults        each fault at each phase, as a table (a quarter of an hour)"
+	@echo "make soak          random jobs, faults and interrupts (SECONDS=1200 SEED=...)"
 	@echo "make kaggle-check  the notebook's side on the versions of Kaggle's image"
 	@echo "make gpu-check     on a machine with a GPU: what only that can show"
 	@echo "make install       .venv with all that a CPU machine needs (the others do it too)"
@@ -54,10 +56,17 @@ system-packages:
 test: install system-packages model
 	$(BIN)/coverage run -m pytest tests/unit tests/simulate tests/test_layers.py
 	$(BIN)/coverage report
-	$(BIN)/pytest tests/process tests/engines tests/notebook
+	$(BIN)/pytest tests/process tests/faults tests/engines tests/notebook
 
 bench: model
 	$(BIN)/python -m benchmarks.run
+
+faults: system-packages model
+	cd tests && ../$(BIN)/python -m faults
+
+SECONDS := 1200
+soak: model
+	cd tests && ../$(BIN)/python -m faults.soak --real --seconds $(SECONDS) $(SEED:%=--seed %)
 
 # The notebook's side on the versions that Kaggle's image has; the tests themselves run in .venv.
 PYTHON312 ?= $(firstword $(wildcard /usr/bin/python3.12 /usr/local/bin/python3.12 \

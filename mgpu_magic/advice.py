@@ -1,11 +1,13 @@
 """What helps where a load died of memory: the numbers, and the knobs.
 
-Pure; imports `lifecycle` and `spec` alone.
+Pure; imports `budgets` alone, else types.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from mgpu_magic.budgets import GPU_MEMORY_UTILIZATION
 
 if TYPE_CHECKING:
     from mgpu_magic.lifecycle import Death
@@ -55,7 +57,7 @@ def _kv_knobs(spec: WorkerSpec, *, on_gpu: bool) -> str:
     shorter = f"a smaller --max-model-len (now {length or 'the most that the model reads'})"
     if not on_gpu:
         return f"{shorter}, or more memory for the cache (VLLM_CPU_KVCACHE_SPACE, in GiB)"
-    part = spec.engine_args.get("gpu_memory_utilization", 0.92)
+    part = spec.engine_args.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION)
     return f"{shorter}, another --gpu-memory-utilization (now {part}), --tensor-parallel-size"
 
 

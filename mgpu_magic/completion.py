@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 WORDS = (
-    "status", "devices", "logs", "last", "stop", "dashboard", "free", "restart", "help",
+    "status", "devices", "check", "logs", "last", "stop", "dashboard", "free", "restart", "help",
 )  # fmt: skip
 """The words that `%multigpu` knows."""
 
@@ -42,7 +42,7 @@ def completions(line: str, known: Known) -> list[str]:
     magic, *before = line.split()
     word = "" if line[-1:].isspace() or not before else before.pop()
     if magic == "%multigpu":
-        offered = _of_line(before, known)
+        offered = _of_line(before, word, known)
     elif magic == "%%multigpu":
         offered = _of_cell(before, word, known)
     else:
@@ -50,12 +50,14 @@ def completions(line: str, known: Known) -> list[str]:
     return [one for one in offered if one.startswith(word.rpartition("=")[2])]
 
 
-def _of_line(before: Sequence[str], known: Known) -> Sequence[str]:
+def _of_line(before: Sequence[str], word: str, known: Known) -> Sequence[str]:
     match before:
         case []:
             return WORDS
         case ["free"]:
             return known.models
+        case ["check", *options]:
+            return _of_cell(options, word, known)
         case ["dashboard"]:
             return ("off",)
         case _:

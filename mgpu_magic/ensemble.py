@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mgpu_magic import arrays, averages
 from mgpu_magic.cells import HEADER, answer_text, header_width, prompt_text, table_rows
@@ -214,3 +214,7 @@ def _equal(one: Any, other: Any) -> bool:
         return bool(one == other)
     except ValueError:  # there are arrays in it
         return False
+
+
+Results: TypeAlias = ResultSet | Ensemble
+"""What a job gives: those of one model, or of several by name."""

@@ -14,20 +14,13 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from mgpu_magic.advice import memory_advice
 from mgpu_magic.cells import prompt_text
 from mgpu_magic.devices import free_host_bytes
 from mgpu_magic.ensemble import Ensemble
-from mgpu_magic.errors import (
-    EngineError,
-    JobInterrupted,
-    ProtocolError,
-    ReportedError,
-    WorkerLost,
-    WorkerStartError,
-)
+from mgpu_magic.errors import ProtocolError
 from mgpu_magic.lifecycle import (
     AbortAt,
     GrantLoad,
@@ -42,6 +35,7 @@ from mgpu_magic.messages import (
     Abort,
     Event,
     Exited,
+    Fatal,
     Hung,
     Load,
     Loading,
@@ -51,26 +45,27 @@ from mgpu_magic.messages import (
     Submit,
 )
 from mgpu_magic.redaction import redacted
-from mgpu_magic.results import Collector, ResultSet
+from mgpu_magic.results import Collector
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.stats import WorkerStats
+from mgpu_magic.tables import clipped
+from mgpu_magic.verdict import common_error, interrupted, load_error, result_sets
 from mgpu_magic.watchdog import Patience, Watchdog
-from mgpu_magic.weights import remote, scheme
+from mgpu_magic.weights import remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.fleet import Fleet, Later, Worker
     from mgpu_magic.journal import Journal
-    from mgpu_magic.lifecycle import Action, Death
+    from mgpu_magic.lifecycle import Action
     from mgpu_magic.messages import Request
-    from mgpu_magic.outcomes import Failure, Outcome
+    from mgpu_magic.outcomes import Outcome
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
     from mgpu_magic.spec import JobSpec, Sampling, WorkerSpec
-
-    Results: TypeAlias = "ResultSet | Ensemble"
 
 log = logging.getLogger("mgpu_magic")
 
@@ -174,6 +169,7 @@ class Execution:
         self._watchdog = Watchdog()
         self._watched_at = time.monotonic()
         self._hung: dict[int, Hung] = {}  # and not started again yet
+        self._last_words: dict[int, str] = {}  # of workers that are about to end
 
     @property
     def number(self) -> int:
@@ -212,6 +208,8 @@ class Execution:
         if isinstance(event, Started):
             self._watchdog.watch(worker, self._patience(worker), "starting")
         self._watchdog.heard(worker, event)
+        if isinstance(event, Fatal):
+            self._last_words[worker] = clipped(f"{event.error.kind}: {event.error.message}", 200)
         if isinstance(event, Ready):
             self._hint_at_chat(self._seats[worker], event)
             for note in event.notes:
@@ -224,7 +222,7 @@ class Execution:
             return
         if isinstance(event, Exited) and StartWorker(worker) in actions:
             label = self._seats[worker].placed.spec.label
-            why = hung.reason if hung else event.reason
+            why = hung.reason if hung else self._last_words.pop(worker, event.reason)
             self._hung.pop(worker, None)
             self._progress.note(f"{label} was lost ({why}) and started again.")
         self._perform(actions, worker if isinstance(event, Outcomes) else None)
@@ -422,88 +420,22 @@ class Execution:
     def _error(self, results: Results) -> BaseException | None:
         if self._stopped:
             return interrupted(results)
-        sets = _sets(results)
-        prompts = sum(map(len, sets))
+        sets = result_sets(results)
         failures = [failure for one in sets for failure in one.failures]
-        recorded = sum(map(len, self._recorded.values()))
-        if not failures or len(failures) < prompts - recorded:
+        asked = sum(map(len, sets)) - sum(map(len, self._recorded.values()))
+        if not failures or len(failures) < asked:
             return None
+        deaths = self._scheduler.failed
         for model, death in self._scheduler.failed_models.items():
-            return self._load_error(model, death, results)
-        return self._common_error(failures, results)
-
-    def _load_error(self, model: str, death: Death, results: Results) -> ReportedError:
-        worker = next(number for number, its in self._scheduler.failed.items() if its is death)
-        spec = self._seats[worker].placed.spec
-        advice = memory_advice(
-            death,
-            spec,
-            weights_bytes=self._sizes.get(model),
-            free_host_bytes=free_host_bytes(),
+            worker = next(number for number, its in deaths.items() if its is death)
+            spec = self._seats[worker].placed.spec
+            size = self._sizes.get(model)
+            advice = memory_advice(
+                death, spec, weights_bytes=size, free_host_bytes=free_host_bytes()
+            )
+            return load_error(model, death, spec, advice, results)
+        prompts = [request.prompt for p in self._prepared.values() for request in p.requests]
+        alike = all(prompt == prompts[0] for prompt in prompts)
+        return common_error(
+            failures, deaths.values(), results, of_prompts=alike and not self._scheduler.refused
         )
-        return _load_error(model, death, _place(spec, death), advice, results)
-
-    def _common_error(self, failures: Sequence[Failure], results: Results) -> ReportedError | None:
-        """Where different prompts all failed alike the cause is not in them: one error, not n."""
-        errors = {(failure.error.kind, failure.error.message) for failure in failures}
-        for death in self._scheduler.failed.values():
-            if {kind for kind, _ in errors} == {"WorkerLost"}:
-                text = f"all {len(failures)} prompts failed, no worker is left; {death.reason}"
-                return WorkerLost(text, log_tail=death.exited.log_tail, results=results)
-        if len(errors) > 1:
-            return None
-        ((kind, message),) = errors
-        text = f"all {len(failures)} prompts failed alike: {kind}: {message}"
-        asked = [request.prompt for p in self._prepared.values() for request in p.requests]
-        if not self._scheduler.refused and all(prompt == asked[0] for prompt in asked):
-            return None
-        trace = failures[0].error.traceback
-        return EngineError(text, kind=kind, traceback=trace, results=results)
-
-
-def interrupted(results: Results) -> JobInterrupted:
-    """What a job raises that was stopped with these results."""
-    prompts = sum(map(len, _sets(results)))
-    failures = sum(len(one.failures) for one in _sets(results))
-    return JobInterrupted(
-        f"stopped with {prompts - failures} of {prompts} prompts answered; they are in the "
-        "`results` of this exception, and in a notebook in `%multigpu last`.",
-        results=results,
-    )
-
-
-def _sets(results: Results) -> list[ResultSet]:
-    return [results] if isinstance(results, ResultSet) else list(results.values())
-
-
-def _place(spec: WorkerSpec, death: Death) -> str:
-    """What the worker was given: its GPU, what that can do, and the scheme of the model."""
-    gpu = spec.devices[0]
-    if gpu.kind != "cuda":
-        return death.device
-    words = [gpu.name]
-    if gpu.capability is not None:
-        words.append("compute capability {}.{}".format(*gpu.capability))
-    if not isinstance(spec.model, str) or (kind := scheme(spec.model, spec.engine_args)) == "":
-        return f"{death.device} ({', '.join(words)})"
-    return f"{death.device} ({', '.join(words)}; {kind})"
-
-
-def _load_error(
-    model: str, death: Death, place: str, advice: str, results: Results
-) -> ReportedError:
-    if death.of_sampling and death.error is not None:
-        text = f"{model}: {death.error.message} (nothing was loaded)"
-        return EngineError(text, kind=death.error.kind, results=results)
-    reason = death.reason.removeprefix(death.device)
-    message = "\n".join(filter(None, (f"{model} could not be loaded on {place}{reason}", advice)))
-    tail = death.exited.log_tail
-    if death.error is None:
-        return WorkerStartError(message, log_tail=tail, results=results)
-    return EngineError(
-        message,
-        kind=death.error.kind,
-        traceback=death.error.traceback,
-        log_tail=tail,
-        results=results,
-    )

@@ -50,8 +50,8 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     "transformers": frozenset({"batch_size"}),
     "python": frozenset({"batch_size"}),
     "echo": frozenset({
-        "capacity", "delay", "delay_per_character", "fork_child", "import_delay", "load_delay",
-        "print_bytes",
+        "capacity", "delay", "delay_per_character", "fail_to_load", "fork_child",
+        "import_delay", "load_delay", "print_bytes",
     }),
 }  # fmt: skip
 """Arguments by engine that decide how fast and in how much memory, not what is answered."""

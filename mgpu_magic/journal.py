@@ -91,9 +91,10 @@ class Journal:
         self._broken = False
         self._retry_at = 0.0
         self._lost: dict[str, int] = {}  # results that are no data, by what they are
-        self._file = JournalFile(name, lambda: _told(libraries))
-        self._unbegun = [self._file]
+        self._unbegun: list[JournalFile] = []
         try:
+            self._unbegun.append(JournalFile(name, lambda: _told(libraries)))
+            (self._file,) = self._unbegun
             self.recorded: Mapping[str, Sequence[Outcome]] = self._read(asked)
         except BaseException:
             self.abandon()
@@ -174,14 +175,14 @@ class Journal:
         if taken:
             yield f"{taken:,} of {total:,} answers came from the journal {name}."
         if others and taken:
-            yield f"journal {name} also holds {others:,} outcomes of other jobs; they stay there."
+            yield f"journal {name} also holds {_counted(others, 'outcome')} of other jobs."
         elif others:
             yield (
-                f"journal {name} holds {others:,} outcomes, all of other prompts, settings or "
-                "models than this job's, which are added; the others stay there."
+                f"journal {name} holds {_counted(others, 'outcome')} of other prompts, settings "
+                "or models, and none of this job's; these are added."
             )
         if unreadable:
-            yield f"journal {name}: {unreadable:,} lines cannot be read and were left out."
+            yield f"journal {name}: {_counted(unreadable, 'line')} cannot be read; left out."
 
     # --- the writer's thread -----------------------------------------------------------------
 
@@ -191,7 +192,8 @@ class Journal:
                 self._write(last=False)
             self._write(last=True)
             if count := sum(self._lost.values()):
-                self._say(f"{count:,} results are not in the journal: {', '.join(self._lost)}.")
+                what = ", ".join(self._lost)
+                self._say(f"{_counted(count, 'result')} of this run not in the journal: {what}.")
         except Exception as error:  # the results are in memory; nobody else would say it
             log.exception("the journal failed")
             self._say(f"journal {self._file.name} failed: {type(error).__name__}: {error}")
@@ -292,6 +294,10 @@ class _Wanted:
     def take(self, key: bytes) -> None:
         """The next row of that key has its answer."""
         self._first[key] = self._next[self._first[key]]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _parted(line: bytes) -> tuple[bytes, dict[str, Any] | None]:

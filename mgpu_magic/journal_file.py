@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -48,20 +48,18 @@ class JournalFile:
         self.name = name
         self.is_new = False
         self._path = Path(name).expanduser()
+        private = partial(os.open, mode=0o600)
         try:
-            self._file = FileIO(self._path, "a+", opener=partial(os.open, mode=0o600))
+            with ExitStack() as undo:
+                self._file = undo.enter_context(FileIO(self._path, "a+", opener=private))
+                self._lock()
+                self._check_header(told)
+                self._cut_torn_line()
+                undo.pop_all()
+        except SpecError:
+            raise
         except (OSError, ValueError) as error:
             raise SpecError(f"journal {name}: {self._why(error)}") from error
-        try:
-            self._lock()
-            self._check_header(told)
-            self._cut_torn_line()
-        except OSError as error:
-            self.close()
-            raise SpecError(f"journal {name}: {self._why(error)}") from error
-        except BaseException:
-            self.close()
-            raise
 
     def lines(self) -> Iterator[bytes]:
         """The lines after the header."""

@@ -50,7 +50,8 @@ from mgpu_magic.spec import ENGINES, LAUNCHERS, TASKS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mgpu_magic.execution import Results
+    from mgpu_magic.check import Check
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.run import Run
     from mgpu_magic.snapshot import Snapshot
     from mgpu_magic.spec import JobSpec
@@ -70,6 +71,7 @@ _PLAIN_OPTIONS = (
 LINE_HELP = """\
 %multigpu status          the devices, and what is loaded on them
 %multigpu devices         every device that this kernel may use
+%multigpu check MODEL     where a model fits, before it is loaded (with options of the cell)
 %multigpu logs [WORKER]   the ends of the workers' logs
 %multigpu last            results of the last run, finished or not
 %multigpu stop            stop the running job; what it has answered is kept
@@ -199,7 +201,7 @@ class MultiGPU(Magics):
         """Ask about the workers, or end them; `%multigpu help` lists the words."""
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
-        if rest and word not in ("logs", "free", "dashboard"):
+        if rest and word not in ("check", "logs", "free", "dashboard"):
             raise UsageError(f"%multigpu {word} takes nothing more; there is {rest!r}")
         try:
             match word:
@@ -210,6 +212,8 @@ class MultiGPU(Magics):
                     return Report(render_text(snapshot, 120), render_html(snapshot))
                 case "devices":
                     return Report(_device_list())
+                case "check":
+                    return self._check(rest)
                 case "logs":
                     if rest and not rest.isdecimal():
                         raise UsageError(f"%multigpu logs {rest}: give the number of a worker")
@@ -229,8 +233,16 @@ class MultiGPU(Magics):
                     return Report(f"Workers killed: {self.session.restart()}")
                 case _:
                     raise UsageError(f"%multigpu {word} is unknown{meant(word)}\n{LINE_HELP}")
-        except SpecError as error:
+        except (SpecError, PlacementError) as error:
             raise UsageError(str(error)) from None
+
+    def _check(self, line: str) -> Check:
+        """Look at a model as the cell of these options would load it."""
+        given = self._given(line)
+        if not (given["model"] or given["model_name"] or given["models"]):
+            raise UsageError(f"%multigpu check {line}: name a model")
+        given["prompts"] = None
+        return self.session.check_job(self._options(given, {"prompts": ()}).job())
 
     def _given(self, line: str) -> dict[str, Any]:
         """The values of the options, by the names of their variables."""

@@ -81,6 +81,22 @@ class Nvml:
         count = 0 if self.trouble else self._ask("nvmlDeviceGetCount")
         return tuple(self._gpu(index) for index in range(count or 0))
 
+    def cuda_version(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver runs, libraries for forward compatibility included."""
+        if self.trouble:
+            return None
+        version = self._ask("nvmlSystemGetCudaDriverVersion_v2")  # what programs will find
+        version = version or self._ask("nvmlSystemGetCudaDriverVersion")
+        return (version // 1000, version % 1000 // 10) if version else None
+
+    def users(self, handle: Any) -> tuple[tuple[int, int | None], ...]:
+        """Process ids, as the driver counts, and the memory of each; empty in some containers."""
+        try:
+            running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        except self._api.NVMLError:
+            return ()
+        return tuple((process.pid, process.usedGpuMemory) for process in running)
+
     def reading(self, handle: Any, pids: Collection[int]) -> Reading:
         """What the sensors say; `pids` are the processes whose memory is counted as our own."""
         try:
@@ -165,6 +181,12 @@ def _reason(error: Exception) -> str:
     return str(error).rstrip(".")
 
 
+def handles_of(nvml: Nvml, devices: Sequence[Device]) -> dict[str, Any]:
+    """NVML's handle of each device by its label; None where NVML does not know it."""
+    handles = {gpu.uuid or gpu.entry: gpu.handle for gpu in with_slices(nvml.gpus())}
+    return {device.label: handles.get(device.uuid or device.mask) for device in devices}
+
+
 class NvmlMonitor:
     """Reads GPUs through NVML; everything is unknown where NVML cannot be started.
 
@@ -174,11 +196,8 @@ class NvmlMonitor:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._nvml = Nvml()
-        handles = {gpu.uuid or gpu.entry: gpu.handle for gpu in with_slices(self._nvml.gpus())}
         # Kept, because NVML finds no GPU by its UUID while any GPU is lost.
-        self._handles = {
-            device.label: handles.get(device.uuid or device.mask) for device in devices
-        }
+        self._handles = handles_of(self._nvml, devices)
 
     def read(self, pids: Mapping[str, Sequence[int]]) -> dict[str, Reading]:
         """Read all devices; see `DeviceMonitor`."""

@@ -4,7 +4,8 @@
 JobSpec ──> prompts ──> requests by model ─┐
         ──> adapters ──> models            ├──> Preparation
         ──> journal ──> what is left ──────┤
-        ──> devices, weights ──> placement ┘
+        ──> devices, weights ──> placement ┤
+        ──> files, machine ────> preflight ┘
 ```
 
 Whatever is wrong is raised here, in the thread that asks for the job, with nothing started.
@@ -13,23 +14,35 @@ Whatever is wrong is raised here, in the thread that asks for the job, with noth
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mgpu_magic.checkpoint import Checkpoint, read_checkpoint
 from mgpu_magic.devices import Discovery, discover, free_host_bytes
+from mgpu_magic.errors import PlacementError
+from mgpu_magic.findings import Plan, refusal, sentence
 from mgpu_magic.fingerprints import fingerprint
+from mgpu_magic.fit import replaced_dtype
 from mgpu_magic.identity import request_keys
 from mgpu_magic.journal import Asked, Journal
 from mgpu_magic.placement import Placed, place
+from mgpu_magic.preflight import findings, substitutions
 from mgpu_magic.prompts import Prepared, to_requests
+from mgpu_magic.survey import look_around
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mgpu_magic.outcomes import Outcome
-    from mgpu_magic.spec import JobSpec, ModelSpec
+    from mgpu_magic.spec import Device, JobSpec, ModelSpec
+    from mgpu_magic.survey import Living
+
+# How long memory that is being given back (by workers of a kernel that died, say) is waited for.
+PASSING_SECONDS = 3.0
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +57,7 @@ class Preparation:
         parallel_loads: How many of them may load their weights at the same time.
         sizes: Bytes of the weights by model name; None where they are not known.
         journal: The open journal; to be begun or abandoned. None: the job has none.
+        decided: What was decided for the user, or may go wrong, a line each.
     """
 
     job: JobSpec
@@ -53,11 +67,12 @@ class Preparation:
     parallel_loads: int
     sizes: Mapping[str, int | None]
     journal: Journal | None = None
+    decided: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of it."""
-        return () if self.journal is None else self.journal.notes
+        """What the user should know of it, a line each."""
+        return (*self.decided, *(() if self.journal is None else self.journal.notes))
 
     def abandon(self) -> None:
         """Let go of what it holds, unless the job has begun."""
@@ -65,17 +80,23 @@ class Preparation:
             self.journal.abandon()
 
 
-def prepare(job: JobSpec, devices: str, before: Discovery | None = None) -> Preparation:
+def prepare(
+    job: JobSpec,
+    devices: str,
+    before: Discovery | None = None,
+    living: Sequence[Living] = (),
+) -> Preparation:
     """Check a job and place its models.
 
     Args:
         job: What the user asked for.
         devices: Where it runs if it does not say so itself.
         before: What devices were found earlier, should the driver not answer now.
+        living: The workers that live.
 
     Raises:
         SpecError: An option or a prompt is wrong.
-        PlacementError: The models do not fit the devices.
+        PlacementError: The models do not fit the devices, or cannot be loaded there.
     """
     prompts: dict[str, Prepared] = {}
     for model in job.models:
@@ -84,7 +105,7 @@ def prepare(job: JobSpec, devices: str, before: Discovery | None = None) -> Prep
     discovery = discover(os.environ, job.devices or devices, before=before)
     models, asked = [], []
     for model in job.models:
-        found = _found(model) if prompts[model.name].requests else model
+        found = located(model) if prompts[model.name].requests else model
         ready, prompts[model.name] = with_adapters(found, prompts[model.name])
         models.append(ready)
         if job.journal is not None:
@@ -98,6 +119,7 @@ def prepare(job: JobSpec, devices: str, before: Discovery | None = None) -> Prep
         models = [model for model in models if prompts[model.name].requests]
         sizes = {model.name: _bytes(model) for model in models}
         placed = place(models, discovery.devices, sizes) if models else ()
+        placed, decided = _loadable(placed, discovery.devices, living)
         return Preparation(
             job=job,
             prompts=prompts,
@@ -106,6 +128,7 @@ def prepare(job: JobSpec, devices: str, before: Discovery | None = None) -> Prep
             parallel_loads=_parallel_loads(placed, sizes),
             sizes=sizes,
             journal=journal,
+            decided=decided,
         )
     except BaseException:
         if journal is not None:
@@ -131,6 +154,75 @@ def _left(read: Prepared, recorded: Sequence[Outcome]) -> Prepared:
         return read
     known = {outcome.index for outcome in recorded}
     return replace(read, requests=tuple(r for r in read.requests if r.index not in known))
+
+
+def plans_of(placed: Sequence[Placed]) -> list[Plan | None]:
+    """What each worker is to load; None for engines and models without files of their own."""
+    read: dict[str, Checkpoint] = {}
+    plans: list[Plan | None] = []
+    for one in placed:
+        spec, args = one.spec, one.spec.engine_args
+        by_files = spec.engine in ("vllm", "transformers") and isinstance(spec.model, str)
+        if not by_files or "://" in spec.model:
+            plans.append(None)
+            continue
+        if one.model not in read:
+            revision, cache = args.get("revision"), args.get("download_dir")
+            read[one.model] = read_checkpoint(
+                spec.model, os.environ, revision and str(revision), cache and str(cache)
+            )
+        plans.append(Plan(model=one.model, spec=spec, checkpoint=read[one.model], wave=one.wave))
+    return plans
+
+
+def settled(plan: Plan) -> Plan:
+    """The plan with the number type that its devices need."""
+    dtype = replaced_dtype(plan.spec, plan.checkpoint)
+    if dtype is None:
+        return plan
+    args = {**plan.spec.engine_args, "dtype": dtype}
+    return replace(plan, spec=replace(plan.spec, engine_args=args))
+
+
+def _loadable(
+    placed: Sequence[Placed], devices: Sequence[Device], living: Sequence[Living]
+) -> tuple[tuple[Placed, ...], tuple[str, ...]]:
+    """The workers as they can be loaded, and what to say about it."""
+    warm = [one.spec for one in living if not one.leaving]
+    if all(one.spec in warm for one in placed):
+        return tuple(placed), ()
+    before = plans_of(placed)
+    after = [
+        plan if plan is None or plan.spec in warm else settled(plan)  # else it would load anew
+        for plan in before
+    ]
+    placed = tuple(
+        replace(one, spec=plan.spec) if plan else one
+        for one, plan in zip(placed, after, strict=True)
+    )
+    cold = [
+        (old, new)
+        for old, new in zip(before, after, strict=True)
+        if old and new and new.spec not in warm
+    ]
+    if not cold:
+        return placed, ()
+    plans = [new for _, new in cold]
+    return placed, (*substitutions(cold), *_preflight(plans, devices, living))
+
+
+def _preflight(
+    plans: Sequence[Plan], devices: Sequence[Device], living: Sequence[Living]
+) -> tuple[str, ...]:
+    """Refuse what cannot be loaded; returns what may go wrong."""
+    for _ in range(round(PASSING_SECONDS / LOOK_SECONDS)):
+        found = findings(plans, look_around(devices, living, os.environ))
+        if not any(finding.passing and finding.severity == "refuse" for finding in found):
+            break
+        time.sleep(LOOK_SECONDS)
+    if message := refusal(found):
+        raise PlacementError(message)
+    return tuple(sentence(finding) for finding in found if finding.severity == "warn")
 
 
 def _parallel_loads(placed: Sequence[Placed], sizes: Mapping[str, int | None]) -> int:
@@ -167,7 +259,7 @@ def _read_once(job: JobSpec, read: Prepared, model: ModelSpec) -> JobSpec:
     return job
 
 
-def _found(model: ModelSpec) -> ModelSpec:
+def located(model: ModelSpec) -> ModelSpec:
     """The model with its path absolute; the names of the other engines say nothing of files."""
     if model.built or model.engine not in ("vllm", "transformers"):
         return model

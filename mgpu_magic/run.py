@@ -16,7 +16,7 @@ from mgpu_magic.presses import Presses
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from mgpu_magic.execution import Results
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.snapshot import Snapshot
 
 LOOK_SECONDS = 1.0

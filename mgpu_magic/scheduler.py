@@ -76,6 +76,7 @@ class _Worker:
     pace: float  # requests finished, which is as good as speed; 0: was never ready
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False  # what is in flight is a group of suspects
+    heard: bool = False  # it lived when it got what is in flight
     weights: bool = False  # they are loaded: what follows needs no more of the host's memory
     losses: float = 0  # in a row, without an outcome in between; infinite: it cannot be replaced
     hung: bool = False
@@ -100,6 +101,7 @@ class _Model:
     workers: list[_Worker] = field(default_factory=list)
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
+    unheard: set[int] = field(default_factory=set)  # died alone at a worker that did not answer
     was_ready: bool = False
     here: bool = True  # its files are on this machine
     failed_loads: list[Death] = field(default_factory=list)
@@ -251,7 +253,10 @@ class Scheduler:
         this = self._workers[worker]
         self._move(this, type(event))
         match event:
-            case Started() | Hello() | Stats() | Stopped():
+            case Stats():
+                this.heard = True
+                return []
+            case Started() | Hello() | Stopped():
                 return []
             case Fatal(error, of_sampling):
                 this.error, this.of_sampling = this.error or error, of_sampling
@@ -393,6 +398,8 @@ class Scheduler:
         return actions
 
     def _submit(self, worker: _Worker, requests: tuple[Request, ...]) -> SubmitTo:
+        if not worker.in_flight:
+            worker.heard = False
         worker.in_flight.update((request.index, request) for request in requests)
         return SubmitTo(worker.id, requests)
 
@@ -497,7 +504,11 @@ class Scheduler:
         worker.in_flight.clear()
         for request in group:
             model.deaths[request.index] += 1
-        if alone and len(group) == 1:
+        if alone and len(group) == 1 and not worker.heard and group[0].index not in model.unheard:
+            # It may have been dead already, of what killed the other: no proof, but once only.
+            model.unheard.add(group[0].index)
+            model.suspects.appendleft(group)
+        elif alone and len(group) == 1:
             index = group[0].index
             times = model.deaths[index]
             what = (
@@ -505,7 +516,7 @@ class Scheduler:
                 f"{death.reason}"
             )
             return [self._record(model, [Failure(index, RemoteError("WorkerLost", what), times)])]
-        if alone:  # in front: a group is searched to its end, which soon answers some of it
+        elif alone:  # in front: a group is searched to its end, which soon answers some of it
             half = len(group) // 2
             model.suspects.extendleft((group[half:], group[:half]))
         elif group:

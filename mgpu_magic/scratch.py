@@ -8,7 +8,7 @@
 ```
 
 `Scratch.close` removes it. After a kernel that was killed its workers do, or the next session.
-Imports nothing of the package.
+Imports `process_group` alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from mgpu_magic import process_group
 
 PREFIX = "mgpu_magic-"
 LOG_LIMIT_BYTES = 64 * 2**20
@@ -46,12 +48,18 @@ class Scratch:
 
 
 def sweep() -> None:
-    """Remove the folders of kernels that are gone."""
+    """Remove the folders of kernels that are gone, and what is left of their workers.
+
+    Workers see to their own end, unless they are stopped or stuck in a call that lets nobody else
+    run, as a driver that hangs may: they would hold their device for ever.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # not ours to see, in use, or not complete yet
             lock = os.open(folder / "lock", os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for worker in process_group.started_with(str(folder)):
+                    process_group.end(worker)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)

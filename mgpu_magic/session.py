@@ -25,9 +25,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.check import check
 from mgpu_magic.devices import Discovery, discover
+from mgpu_magic.endings import Endings
 from mgpu_magic.errors import JobInterrupted, SpecError, WorkerError
-from mgpu_magic.execution import Execution, Seat, interrupted
+from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
 from mgpu_magic.following import see_through
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
@@ -42,13 +44,15 @@ from mgpu_magic.run import Run
 from mgpu_magic.scratch import Scratch, shorten, sweep
 from mgpu_magic.sensors import WAIT_SECONDS, Sensors
 from mgpu_magic.snapshot import Reading
+from mgpu_magic.survey import Living
+from mgpu_magic.verdict import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from mgpu_magic.execution import Results
-    from mgpu_magic.journal import Journal
+    from mgpu_magic.check import Check
+    from mgpu_magic.ensemble import Results
     from mgpu_magic.launchers import Launcher
     from mgpu_magic.messages import Event
     from mgpu_magic.placement import Placed
@@ -61,8 +65,6 @@ SILENT_SECONDS = 2.5
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
-JOURNAL_SECONDS = 60.0  # for the rest of a journal, on a slow disk
-JOURNAL_STOP_SECONDS = 4.0  # the same where somebody waits for the end; below that of `presses`
 
 
 class Session:
@@ -107,8 +109,7 @@ class Session:
         self._unread: Mapping[str, Reading] = {}  # of the devices, where their driver hangs
         self._progress = Progress((), time.monotonic)
         self._current: tuple[Execution, Run] | None = None
-        # What is over but for its journal, by number of the job.
-        self._ending: dict[int, tuple[Journal, Run, Results | BaseException, Snapshot]] = {}
+        self._endings = Endings(self._loop)
         self._last: Results | None = None
         self._sensors = Sensors()
         self._sampling = False
@@ -162,6 +163,23 @@ class Session:
                 if not run.done:  # nothing may go on unseen
                     self._loop.post(partial(self._give_up, run))
             return run.result(0)
+
+    def check(self, model: Any = None, **options: Any) -> Check:
+        """What is known of a model before it is loaded: its figures, and where it fits.
+
+        Args:
+            model: Hub id, local directory, or a dict of engine arguments holding `model`.
+            options: The other attributes of `mgpu_magic.options.Options`.
+
+        Raises:
+            SpecError: An option is wrong, or there is no such directory.
+            PlacementError: There are too few devices.
+        """
+        return self.check_job(Options.of(**{"prompts": (), **options}, model=model).job())
+
+    def check_job(self, job: JobSpec) -> Check:
+        """The same for the models of a job."""
+        return check(job, self._devices, self._loop.call(self._living))
 
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
@@ -255,9 +273,7 @@ class Session:
             finally:
                 self._closed = True
                 atexit.unregister(self._close_at_exit)
-                for number, (journal, *_) in list(self._ending.items()):
-                    journal.wait(JOURNAL_STOP_SECONDS)
-                    self._loop.post(partial(self._settle_late, number))
+                self._endings.close()
                 self._sensors.close()
                 self._loop.close()
                 self._scratch.close()
@@ -281,7 +297,8 @@ class Session:
         prepared = None
         try:
             with Presses() as presses, presses.breaking(0):  # prompts can be code of the user's
-                prepared = prepare(job, self._devices, self._known)
+                living = self._loop.call(self._living)
+                prepared = prepare(job, self._devices, self._known, living)
         except KeyboardInterrupt:
             if prepared is not None:
                 prepared.abandon()
@@ -336,22 +353,8 @@ class Session:
         self._hand_out(execution, run, self._last if error is None else error)
 
     def _hand_out(self, execution: Execution, run: Run, outcome: Results | BaseException) -> None:
-        """Give the run what it came to; where it has a journal, once that is on the disk."""
         final = self._progress.snapshot()
-        if execution.journal is None:
-            run.settle(outcome, final)
-            return
-        self._ending[execution.number] = execution.journal, run, outcome, final
-        settle = partial(self._settle_late, execution.number)  # a timer that holds no results
-        execution.journal.end(partial(self._loop.post, settle))
-        stopped = isinstance(outcome, JobInterrupted)
-        self._loop.later(JOURNAL_STOP_SECONDS if stopped else JOURNAL_SECONDS, settle)
-
-    def _settle_late(self, number: int) -> None:
-        if number in self._ending:  # else it was overdue
-            journal, run, outcome, final = self._ending.pop(number)
-            notes = tuple(dict.fromkeys((*final.job.notes, *journal.notes)))
-            run.settle(outcome, replace(final, job=replace(final.job, notes=notes)))
+        self._endings.hand_out(execution.number, execution.journal, run, outcome, final)
 
     def _halt(self) -> None:
         if self._current is not None:
@@ -478,6 +481,13 @@ class Session:
                     pids.setdefault(device.label, []).append(worker.handle.pid)
         return pids
 
+    def _living(self) -> list[Living]:
+        return [
+            Living(worker.spec, worker.handle.pid, worker.leaving)
+            for worker in self._fleet
+            if worker.handle is not None
+        ]
+
     # --- called by the loop ------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> None:
@@ -496,6 +506,9 @@ class Session:
         living = self._fleet.get(worker)
         if living is not None and living.leaving and isinstance(event, Exited):
             self._progress.apply(worker, Stopped())  # we ended it: no loss, however it went
+        if isinstance(event, Exited) and living is not None and living.handle is not None:
+            with contextlib.suppress(OSError):
+                shorten(living.handle.log, living.handle.log.stat().st_size)
         self._progress.apply(worker, event)
         self._fleet.apply(worker, event)
         if self._current is not None:

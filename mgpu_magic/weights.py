@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mgpu_magic.prompts import Prepared
     from mgpu_magic.spec import ModelSpec, WorkerSpec
 
-_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".gguf")
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 def resolve(model: str, *, holds: str = "config.json", what: str = "model") -> str:
@@ -52,14 +52,14 @@ def resolve(model: str, *, holds: str = "config.json", what: str = "model") -> s
 def weights_bytes(model: str, environ: Mapping[str, str]) -> int | None:
     """Size of a model's weight files in bytes; None where they are not on this machine yet.
 
-    Of several formats the first one of `_WEIGHT_FILES` counts: an engine loads one of them.
+    Of several formats the first one of `WEIGHT_FILES` counts: an engine loads one of them.
     """
     path = Path(model)
     if path.is_file():
         return path.stat().st_size
     if not path.is_dir():
-        path = _hub_cache(environ) / ("models--" + model.replace("/", "--")) / "snapshots"
-    for suffix in _WEIGHT_FILES:
+        path = hub_cache(environ) / ("models--" + model.replace("/", "--")) / "snapshots"
+    for suffix in WEIGHT_FILES:
         files = {file.resolve() for file in path.rglob(f"*{suffix}") if file.is_file()}
         if size := sum(file.stat().st_size for file in files):
             return size
@@ -154,8 +154,9 @@ def _rank(adapter: str) -> int:
         raise SpecError(f"{file} cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _hub_cache(environ: Mapping[str, str]) -> Path:
-    if cache := environ.get("HF_HUB_CACHE"):
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Where downloaded models are kept."""
+    if cache := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(cache)
     home = environ.get("HF_HOME") or os.path.join(
         environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"

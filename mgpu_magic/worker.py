@@ -218,6 +218,8 @@ def _work(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
         while channel.poll(0 if engine.busy or draining else None):
             match channel.receive():
                 case Submit(job, requests):
+                    if not engine.busy:
+                        channel.send(pulse.stats())  # it has them: what kills it now, they did
                     own, alike = _add(engine, requests)
                     if own:
                         channel.send(Outcomes(job, own))
@@ -363,6 +365,7 @@ def _main(channel: int, lifeline: int, kernel: int, folder: str) -> None:
         code = 0
     except (EOFError, ConnectionError):  # the kernel hung up
         traceback.print_exc()
+        time.sleep(5 * KERNEL_GONE_SECONDS)  # the lifeline ends us, once all is removed
     except BaseException:  # noqa: BLE001, S110  # it was sent as Fatal
         pass
     sys.stdout.flush()

@@ -3,6 +3,7 @@
  * One "key value..." per line; "gpu" begins a GPU, "slice" a MIG slice of the last GPU:
  *
  *   init 0                    code that nvmlInit returns
+ *   cuda 12040                newest CUDA that the driver runs; 0: it does not say
  *   gpu
  *   name Tesla T4
  *   uuid GPU-aaaa
@@ -45,7 +46,7 @@ typedef struct {
 } Device;
 
 typedef struct {
-    int init_error, count;
+    int init_error, cuda, count;
     unsigned init_delay;
     Device devices[MAX_DEVICES];
 } Machine;
@@ -56,6 +57,7 @@ static const char places[MAX_DEVICES + 1];
 static void apply(Machine *machine, Device *device, const char *key, const char *rest) {
     if (!strcmp(key, "init")) { machine->init_error = atoi(rest); return; }
     if (!device && !strcmp(key, "delay")) sscanf(rest, "init %u", &machine->init_delay);
+    if (!strcmp(key, "cuda")) { machine->cuda = atoi(rest); return; }
     if (!device) return;
     if (!strcmp(key, "name")) snprintf(device->name, sizeof device->name, "%s", rest);
     if (!strcmp(key, "uuid")) snprintf(device->uuid, sizeof device->uuid, "%s", rest);
@@ -151,6 +153,13 @@ int nvmlInitWithFlags(unsigned flags) {
 }
 
 int nvmlShutdown(void) { return SUCCESS; }
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    Machine machine;
+    int code = read_machine(&machine);
+    *version = machine.cuda;
+    return code || machine.cuda ? code : NOT_SUPPORTED;
+}
 
 const char *nvmlErrorString(int code) {
     static char text[32];

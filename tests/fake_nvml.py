@@ -110,7 +110,12 @@ def build(directory: Path, *, v2: bool = True) -> Path:
 
 
 def write_config(
-    path: Path, gpus: Sequence[FakeGpu], init_error: int = 0, init_delay: int = 0
+    path: Path,
+    gpus: Sequence[FakeGpu],
+    init_error: int = 0,
+    init_delay: int = 0,
+    *,
+    cuda: int = 0,
 ) -> None:
     """Say what the library answers from now on.
 
@@ -119,8 +124,9 @@ def write_config(
         gpus: The GPUs of the machine, in PCI order.
         init_error: NVML code that starting the library returns.
         init_delay: Milliseconds that starting the library takes.
+        cuda: The newest CUDA that the driver runs, such as 12040; 0: it does not say.
     """
-    head = [f"init {init_error}", f"delay init {init_delay}"]
+    head = [f"init {init_error}", f"delay init {init_delay}", f"cuda {cuda}"]
     lines = [*head, *(line for gpu in gpus for line in gpu.lines())]
     draft = path.with_name(f"{path.name}.draft")
     draft.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -49,10 +49,12 @@ class Clock:
 class Job:
     """A job of model `"m"` whose worker 0 is on `cuda:0`."""
 
-    def __init__(self, total: int = 100, devices: Sequence[str] = ("cuda:0",)) -> None:
+    def __init__(
+        self, total: int = 100, devices: Sequence[str] = ("cuda:0",), recorded: int = 0
+    ) -> None:
         self.clock = Clock()
         self.progress = Progress(DEVICES, self.clock)
-        self.progress.begin({"m": total})
+        self.progress.begin({"m": total}, recorded={"m": recorded})
         self.progress.assign(0, "m", devices)
 
     def say(self, *events: Event, seconds: float = 0.0) -> None:

@@ -149,7 +149,7 @@ def _bars(total: int, report: Report) -> type:
     from tqdm import tqdm
 
     lock = threading.Lock()
-    said = time.monotonic()
+    said, most = time.monotonic(), 0.0
 
     class Bar(tqdm):  # type: ignore[misc]  # untyped
         monitor_interval = 0  # no thread that redraws
@@ -160,13 +160,15 @@ def _bars(total: int, report: Report) -> type:
             super().__init__(*args, **{**options, "disable": True})
 
         def update(self, n: float | None = 1) -> None:
-            nonlocal said
+            nonlocal said, most
             with lock:
                 self.n += n or 0
-                now = time.monotonic()
-                if self._bytes and total and now - said >= REPORT_SECONDS:
-                    said = now
-                    report("downloading", min(max(self.n / total, 0.0), 1.0))
+                if not self._bytes or not total:
+                    return
+                most = min(max(self.n / total, most), 1.0)  # two bars: what came, what is written
+                if time.monotonic() - said >= REPORT_SECONDS:
+                    said = time.monotonic()
+                    report("downloading", most)
 
     return Bar
 
@@ -184,7 +186,7 @@ def _whole(folder: Path, wanted: Wanted) -> bool:
     """Whether the weights are there, all of those that an index names."""
     if wanted.what == "tokenizer":
         return True
-    names = {file.name for file in folder.iterdir()}
+    names = {file.name for file in folder.iterdir() if file.exists()}  # a link may lead nowhere
     weights = set(_needed(names, replace(wanted, subfolder=""))) - set(settings(names))
     if len(weights) == 1 and not any("-of-" in name for name in weights):
         return True

@@ -1,6 +1,6 @@
 """What a transformers worker is told, and what follows from it for a device and a model.
 
-Pure: imports nothing but the standard library.
+Pure; imports `budgets` alone.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.budgets import BFLOAT16_CAPABILITY, DTYPES
+
 if TYPE_CHECKING:
     from mgpu_magic.spec import Device, WorkerSpec
 
 POOLINGS = ("mean", "cls", "last")
-DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32"}
 _OF_WEIGHTS = (
     "dtype", "allow_new_weights", "revision", "trust_remote_code", "attn_implementation",
     "quantization_config", "subfolder",
@@ -108,7 +109,8 @@ def chosen_dtype(asked: str | None, stored: str | None, device: Device) -> tuple
     Raises:
         ValueError: The device cannot do what was asked for.
     """
-    old = device.kind == "cuda" and device.capability is not None and device.capability < (8, 0)
+    capability = device.capability if device.kind == "cuda" else None
+    old = capability is not None and capability < BFLOAT16_CAPABILITY
     chip = f"{device.name} (compute capability {'.'.join(map(str, device.capability or ()))})"
     if asked is not None:
         asked = asked.removeprefix("torch.")

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.budgets import GPU_MEMORY_UTILIZATION, cpu_cache_gib
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mgpu_magic.spec import WorkerSpec
 
-GIB = 2**30
 PORTS_PER_WORKER = 50
 PORTS = range(12_000, 32_000, 16 * PORTS_PER_WORKER)  # below those that the system hands out
-GPU_MEMORY_UTILIZATION = 0.92  # vLLM's own 0.9 wastes GPU memory where nothing else runs on it
 _LOAD_FORMATS = (
     "auto", "hf", "safetensors", "fastsafetensors", "bitsandbytes", "mistral", "pt",
 )  # fmt: skip
-CPU_KV_CACHE_GIB = 2  # vLLM fills it while it loads: its own 4 GiB can take longer than the rest
 
 
 def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> dict[str, str]:
@@ -50,8 +49,7 @@ def variables(spec: WorkerSpec, environ: Mapping[str, str], free_bytes: int) -> 
             # Else logprobs are compiled all the same, and the engine dies without a C++ compiler.
             wanted["TORCH_COMPILE_DISABLE"] = "1"
         if "kv_cache_memory_bytes" not in spec.engine_args:
-            share = int(free_bytes * spec.host_share * 0.4 / GIB)
-            wanted["VLLM_CPU_KVCACHE_SPACE"] = str(min(max(share, 1), CPU_KV_CACHE_GIB))
+            wanted["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_cache_gib(free_bytes, spec.host_share))
     chosen = {"VLLM_ENABLE_V1_MULTIPROCESSING"} if "engine_process" in spec.engine_args else set()
     return {name: value for name, value in wanted.items() if name in chosen or name not in environ}
 

@@ -106,18 +106,12 @@ def test_a_chat_goes_through_the_template(ask: Ask) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_chat_that_cannot_be_rendered_fails_alone(ask: Ask, place: int) -> None:
-    """A tool call that is no JSON, first, in the middle or last, costs no other conversation."""
-    call = {"type": "function", "function": {"name": "f", "arguments": "{no json"}}
-    chats: list[list[dict[str, Any]]] = [
-        [{"role": "user", "content": question(country)}] for country in ("Peru", "Spain")
-    ]
-    chats.insert(place, [{"role": "assistant", "content": None, "tool_calls": [call]}])
+    """A part that vLLM does not know, first, in the middle or last, costs no other conversation."""
+    chats: list[list[dict[str, Any]]] = [PARIS, PARIS]
+    chats.insert(place, [{"role": "user", "content": [{"type": "smell", "smell": "roses"}]}])
     results = ask(chats, temperature=0, max_tokens=16)
-    (failure,) = results.failures
-    assert failure.index == place
-    answers = [str(text) for text in results.texts if text is not None]
-    assert "Lima" in answers[0]
-    assert "Madrid" in answers[1]
+    assert [failure.index for failure in results.failures] == [place]
+    assert ["Paris" in str(text) for text in results.texts] == [i != place for i in range(3)]
 
 
 def test_text_beside_chats_is_refused(apart: Session, model: str) -> None:

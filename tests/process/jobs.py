@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic import Ensemble, ResultSet
@@ -9,6 +10,8 @@ from mgpu_magic.options import Options
 from process.living import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mgpu_magic import JobSpec, Run, Session
 
 
@@ -36,6 +39,13 @@ def result(run: Run) -> ResultSet:
     results = run.result(10)
     assert isinstance(results, ResultSet)
     return results
+
+
+def lines(journal: Path) -> list[dict[str, Any]]:
+    """The outcomes in a journal; each of its lines is whole."""
+    header, *rest = journal.read_text(encoding="utf-8").splitlines()
+    assert json.loads(header)["journal"] == "mgpu_magic"
+    return [json.loads(line) for line in rest]
 
 
 def phases(run: Run) -> list[str]:

@@ -73,7 +73,7 @@ def slow_prompts(reached: Reached) -> Iterator[str]:
 def many_prompts(reached: Reached) -> list[str]:
     """Prompts that take long to read."""
     threading.Timer(0.05, reached.set).start()
-    return ["p"] * 500_000
+    return ["p"] * 1_500_000
 
 
 STAGES = {

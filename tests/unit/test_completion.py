@@ -23,6 +23,8 @@ KNOWN = Known(
         ("%multigpu st", ["status", "stop"]),
         ("%multigpu free ", ["Qwen/Qwen2.5-7B", "org/m"]),
         ("%multigpu free o", ["org/m"]),
+        ("%multigpu check o", ["org/m"]),
+        ("%multigpu check org/m --engine e", ["echo"]),
         ("%multigpu dashboard ", ["off"]),
         ("%multigpu logs ", []),
         ("%%multigpu --e", ["--engine"]),

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,61 @@ def test_another_kernel_finds_the_same() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(printed) == 1
+
+
+def test_a_module_of_the_user_is_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file beside the notebook counts with what it says; an installed library by its name."""
+    file = tmp_path / "module_of_the_user.py"
+    found = set()
+    for text in ("def f(): return 1\n", "def f(): return 2\n"):
+        file.write_text(text, encoding="utf-8")
+        module = ModuleType(file.stem)
+        module.__file__ = str(file)
+        exec(compile(text, str(file), "exec"), vars(module))
+        monkeypatch.setitem(sys.modules, file.stem, module)
+        found |= {of(module), of(module.f)}
+    assert len(found) == 4
+    file.unlink()
+    assert of(module) not in found  # its file is gone: nothing is known of it
+    assert of(np.linalg) == of(np.linalg) != of(np.random)
+
+
+class Tensor:
+    """Stands in for torch's, by name."""
+
+    __module__ = "torch"
+    dtype = "torch.float32"
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers = numbers
+
+    def detach(self) -> Tensor:
+        return self
+
+    cpu = float = detach
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return np.array(self.numbers)
+
+
+class Narrow(Tensor):
+    """One of a type that NumPy lacks."""
+
+    dtype = "torch.bfloat16"
+
+
+class Module:
+    """Stands in for a model of torch."""
+
+    __module__ = "torch.nn.modules.module"
+
+
+def test_tensors_and_models_of_torch() -> None:
+    """A tensor is its numbers; a model is loaded from files, and those are its identity."""
+    assert of(Tensor(1, 2)) == of(Tensor(1, 2)) != of(Tensor(1, 3))
+    assert of(Narrow(1, 2)) != of(Tensor(1, 2))
+    with pytest.raises(SpecError, match="a model in memory has no name that another kernel knows"):
+        of({"model": Module()})
 
 
 def test_what_no_other_kernel_could_know() -> None:

@@ -120,11 +120,11 @@ def test_what_the_cell_says(file: Path) -> None:
     assert notes("abc") == ["2 of 3 answers came from the journal FILE."]
     assert notes("bc") == [
         "1 of 2 answers came from the journal FILE.",
-        "journal FILE also holds 1 outcomes of other jobs; they stay there.",
+        "journal FILE also holds 1 outcome of other jobs.",
     ]
     assert notes("xy") == [
-        "journal FILE holds 2 outcomes, all of other prompts, settings or models than this job's, "
-        "which are added; the others stay there."
+        "journal FILE holds 2 outcomes of other prompts, settings or models, and none of this "
+        "job's; these are added."
     ]
 
 
@@ -186,7 +186,7 @@ def test_a_line_that_cannot_be_read_is_left_out(file: Path, line: bytes) -> None
     journal = opened(file)
     journal.abandon()
     assert [outcome.index for outcome in journal.recorded["m"]] == [0, 1]
-    assert journal.notes[-1] == f"journal {file}: 1 lines cannot be read and were left out."
+    assert journal.notes[-1] == f"journal {file}: 1 line cannot be read; left out."
 
 
 def test_a_journal_that_another_program_wrote_anew(file: Path) -> None:

@@ -429,3 +429,12 @@ def test_a_built_model_is_called_by_its_type() -> None:
 
     asked = job(model=TinyModel(), engine="transformers", launcher="thread")
     assert asked.models[0].name == "TinyModel"
+
+
+def test_a_journal_is_the_name_of_a_file() -> None:
+    """As text or as a path; nothing else, and not nothing."""
+    assert job(journal=Path("a") / "b.jsonl").journal == "a/b.jsonl"
+    assert job().journal is None
+    for wrong, words in [(5, "journal is 5; pass the name"), (b"a", "pass"), (" ", "is empty")]:
+        with pytest.raises(SpecError, match=words):
+            job(journal=wrong)

@@ -151,6 +151,22 @@ def test_there_is_no_eta_without_evidence() -> None:
     assert few.view.eta_seconds is None
 
 
+def test_answers_of_a_journal_count_as_done_and_for_no_speed() -> None:
+    """They are there from the first moment; the time left is that of the others."""
+    job = Job(total=1000, recorded=900)
+    assert (job.view.done, job.view.total, job.view.failed) == (900, 1000, 0)
+    job.run()
+    assert job.worker.model_done == 900
+    for _ in range(10):
+        job.clock.now += 1
+        job.answer(1)
+    assert job.view.done == 910
+    assert job.view.prompts_per_second == pytest.approx(1)
+    assert job.view.eta_seconds == pytest.approx(90)
+    job.progress.finish("done")
+    assert (job.view.output_tokens, job.view.prompts_per_second) == (100, 1)
+
+
 def test_the_eta_follows_the_recent_pace() -> None:
     """What was slow in the beginning does not spoil the ETA for the rest of the run."""
     job = Job(total=1000)

@@ -81,6 +81,17 @@ def test_what_the_session_knows_is_in_the_stats() -> None:
     assert (stats.seconds, stats.workers) == (2.0, (worker,))
 
 
+def test_answers_of_a_journal_took_no_time() -> None:
+    """They are among the results and said, but count for no speed of the job."""
+    collector = Collector([*"abc"], [answer(0), answer(2)])
+    assert collector.remaining == 1
+    collector.add(answer(1))
+    stats = collector.results(seconds=2.0).stats
+    assert stats.headline == "3 prompts, 3 answered, 2 from the journal"
+    assert (stats.output_tokens, stats.output_tokens_per_second) == (12, 2.0)
+    assert stats.prompts_per_second == 0.5
+
+
 # --- the sequence ----------------------------------------------------------------------------
 
 

@@ -563,6 +563,7 @@ def test_a_poison_prompt_is_found_by_halving() -> None:
         (indices,) = sent.values()
         runs.append(indices)
         if 2 in indices:
+            job.handle(0, Stats(1, 0, 0, 0))
             actions = job.handle(0, Exited(139, None))
             if not job.done:
                 actions += load(job, 0, capacity=9)
@@ -575,6 +576,17 @@ def test_a_poison_prompt_is_found_by_halving() -> None:
     assert found[0].attempts == 4
     assert found[0].error.kind == "WorkerLost"
     assert "cpu:0: exit code 139" in found[0].error.message
+
+
+def test_a_prompt_is_not_blamed_for_what_killed_all_workers() -> None:
+    """One that was given to a worker that was dead already is tried once more."""
+    job = scheduler(warm(0), warm(1), m=1)
+    job.begin()
+    assert submitted(job.handle(0, CRASH)) == {1: [0]}
+    assert failures(job.handle(1, CRASH)) == []
+    assert submitted(load(job, 1)) == {1: [0]}
+    (failure,) = failures(job.handle(1, CRASH))
+    assert failure.error.kind == "WorkerLost"
 
 
 def test_suspects_are_tried_at_one_worker_while_the_others_go_on() -> None:
@@ -642,6 +654,7 @@ def test_a_worker_that_hangs_is_replaced_and_the_cause_told() -> None:
     assert job.handle(0, CRASH) == [StartWorker(0)]
     load(job, 0)
     job.handle(0, answers(0))
+    job.handle(0, Stats(1, 0, 0, 0))
     job.handle(0, Hung("no step for 9 s"))
     (failure,) = failures(job.handle(0, CRASH))
     assert failure.error.message.endswith("cpu:0: WorkerHung: no step for 9 s")

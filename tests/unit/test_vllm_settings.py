@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mgpu_magic.budgets import GIB
 from mgpu_magic.engines.vllm import VllmEngine
-from mgpu_magic.engines.vllm_settings import GIB, arguments, names_on_hub, ports, variables
+from mgpu_magic.engines.vllm_settings import arguments, names_on_hub, ports, variables
 from mgpu_magic.messages import Stats
 from mgpu_magic.spec import Device, WorkerSpec
 

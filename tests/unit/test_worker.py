@@ -125,7 +125,8 @@ def failed(*commands: Command | None, kind: type[BaseException] = ProtocolError)
 def test_a_worker_from_hello_to_goodbye() -> None:
     """Each stage is told in order, and each answer as soon as it is known."""
     channel = served(submit(1, "a b", "c"), Drain())
-    *begin, ready, first, second, goodbye = channel.events
+    *begin, ready, sign, first, second, goodbye = channel.events
+    assert isinstance(sign, Stats)  # it lived when it got them
     assert begin == [
         Hello(PROTOCOL, os.getpid()),
         Loading("importing"),
