@@ -27,7 +27,8 @@ def rows(launcher: str, times: str) -> Any:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # it interrupts its whole group
-        )
+        ),
+        seconds=100,
     )
 
 
