@@ -34,7 +34,7 @@ def test_a_t4_gets_float16_and_it_is_said_once(tmp_path: Path, gpus: Machine, en
         + f"""
 asked = job(model={model!r}, engine={engine!r})
 cold = prepare(asked, "all")
-warm = prepare(asked, "all", [Living(one.spec, 1) for one in cold.placed])
+warm = prepare(asked, "all", living=[Living(one.spec, 1) for one in cold.placed])
 other = prepare(job(model={model!r}, engine={engine!r}, engine_args={{"dtype": "float32"}}), "all")
 print(json.dumps([
     [one.spec.engine_args["dtype"] for one in cold.placed], cold.notes,
@@ -70,7 +70,7 @@ ours = [Living(spec, child.pid)]
 for living, processes in ((ours, {child.pid: 12}), (ours, {999999: 12}), ((), {child.pid: 12})):
     machine(**{str(pid): gib for pid, gib in processes.items()})
     try:
-        said.append(prepare(job(model=model), "all", living).notes)
+        said.append(prepare(job(model=model), "all", living=living).notes)
     except PlacementError as error:
         said.append(str(error).replace(str(child.pid), "PID"))
 child.kill()
