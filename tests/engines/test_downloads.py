@@ -13,7 +13,7 @@ from process.living import listening, run_script, workers
 from stub_hub import StubHub
 
 from engines import tiny_models
-from mgpu_magic import EngineError, Prediction, ResultSet, Session
+from mgpu_magic import EngineError, PlacementError, Prediction, ResultSet, Session
 from mgpu_magic.options import Options
 
 if TYPE_CHECKING:
@@ -207,15 +207,31 @@ def test_refusals_say_which_token_is_meant(bert: Path, fetch: Fetch, home: Path)
         assert "the token that `hf auth login` stored was sent" in told_["what"]
 
 
-def test_offline_a_model_that_is_not_here_is_one_error_at_once(
+def test_offline_a_model_that_is_not_here_is_refused(
     home: Path, apart: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both devices do not wait for a network: the job ends with the model, the cache, the fix."""
+    """Nothing is started: the error has the model, the cache and what to do."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(EngineError) as failed:
+    with pytest.raises(PlacementError) as refused:
         apart.generate("own/absent", TEXTS, engine="transformers", task="classify")
+    assert str(refused.value) == (
+        f"own/absent: this is no directory here, and is not in {home}/hub/models--own--absent; "
+        "HF_HUB_OFFLINE=1 forbids the hub. Pass the directory that holds config.json, or unset "
+        "the variable."
+    )
+    assert apart.logs() == {}
+
+
+def test_offline_a_tokenizer_that_is_not_here_is_one_error_at_once(
+    bert: Path, home: Path, apart: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both devices do not wait for a network: the job ends with its name, the cache, the fix."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    args = {"tokenizer": "own/absent"}
+    with pytest.raises(EngineError) as failed:
+        apart.generate(str(bert), TEXTS, engine="transformers", task="classify", engine_args=args)
     message = str(failed.value.args[0])
-    assert message.count("own/absent could not be loaded on cpu:") == 1
-    assert f"model 'own/absent' is not in the cache {home / 'hub'}" in message
+    assert "'own/absent' is not in the cache" in message
+    assert str(home / "hub") in message
     assert failed.value.kind == "DownloadError"
     assert failed.value.results.stats.seconds < 60
