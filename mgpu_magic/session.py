@@ -187,13 +187,14 @@ class Session:
         prepared = self._prepared(job)
         try:
             with Presses():
-                self._loop.call(partial(self._begin, prepared, run))
+                try:
+                    self._loop.call(partial(self._begin, prepared, run))
+                finally:
+                    prepared.abandon()
+            return run
         except KeyboardInterrupt:
             self._loop.post(partial(self._give_up, run))
             raise
-        finally:
-            prepared.abandon()
-        return run
 
     def stop(self) -> bool:
         """Give up what the running job has not finished; returns whether there was one."""

@@ -33,7 +33,7 @@ class Instructions:
     """Runs an act, and interrupts it before the instructions of these numbers.
 
     Args:
-        since: Name of the function from whose first call on they are counted.
+        since: End of the path of the function from whose first call on they are counted.
         interrupts: The numbers.
 
     Attributes:
@@ -62,13 +62,19 @@ class Instructions:
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if self.count or frame.f_code.co_name == self._since:
+        if self.count or _path(frame).endswith(self._since):
             self.count += event in ("call", "opcode")
             if self.count in self._interrupts:
                 self._interrupts.remove(self.count)
                 self.interrupted += 1
                 signal.raise_signal(signal.SIGINT)
         return self._trace
+
+
+def _path(frame: FrameType) -> str:
+    """The function and its caller: `Session.run > Loop.call`."""
+    caller = "" if frame.f_back is None else frame.f_back.f_code.co_qualname
+    return f"{caller} > {frame.f_code.co_qualname}"
 
 
 class View:
@@ -101,14 +107,15 @@ def ask(session: Session) -> None:
     assert session.models
 
 
+# Since when: the preparation of a job is user code, where an interrupt is an ordinary one.
 ACTS: dict[Callable[[Session], object], str] = {
-    run: "_see_through",  # before it the job has not begun
-    in_threads: "call",
-    submit: "submit",
-    ask: "status",
-    Session.free: "free",
-    Session.restart: "restart",
-    Session.close: "close",
+    run: "Session.run > Loop.call",
+    in_threads: "Session.run > Loop.call",
+    submit: "Session.submit > Loop.call",
+    ask: "Session.status",
+    Session.free: "Session.free",
+    Session.restart: "Session.restart",
+    Session.close: "Session.close",
 }
 
 
@@ -126,8 +133,10 @@ def moments(generator: random.Random, count: int, presses: int) -> list[int]:
     return [first, *(first + generator.randrange(1, 400) for _ in range(presses - 1))]
 
 
-# A file that Python has just opened, and not yet entered, is closed by the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# Python's: an interrupt between the opening of a file and the `with` that closes it.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("presses", [1, 3])
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
 def test_an_interrupt_anywhere(act: Callable[[Session], object], presses: int) -> None:
@@ -154,6 +163,7 @@ def test_an_interrupt_anywhere(act: Callable[[Session], object], presses: int) -
             assert all(text in (None, f"p {i}") for i, text in enumerate(texts))
             assert (len(texts), session.last) == (6, error.results)
         if not session._closed:
+            session.stop()  # what was submitted goes on when the waiting is interrupted
             assert echo(session, ["x", "y z"], **options).texts == ["x", "y z"]
     session.close()
     assert reported > rounds / 2 or act is not run
