@@ -5,6 +5,7 @@ Imports `errors` alone.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -92,8 +93,9 @@ class Loop:
                 self._on_error(error)
 
     def _next(self) -> Callable[[], object] | None:
-        wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-        try:
-            return self._inbox.get(timeout=wait)
-        except queue.Empty:
-            return heapq.heappop(self._timers)[2]
+        while True:
+            wait = self._timers[0][0] - time.monotonic() if self._timers else None
+            if wait is not None and wait <= 0:  # first: an inbox may never be empty
+                return heapq.heappop(self._timers)[2]
+            with contextlib.suppress(queue.Empty):
+                return self._inbox.get(timeout=wait)

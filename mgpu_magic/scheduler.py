@@ -10,15 +10,15 @@
         └── waves: whose turn it is             Retire ┘
 ```
 
-It knows no clock, thread, process or pipe. Imports `errors`, `messages` and `lifecycle` alone.
+It knows no clock, thread, process or pipe; `roster` has what it keeps of workers and models. Imports
+`errors`, `messages`, `outcomes`, `lifecycle` and `roster` alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
 from mgpu_magic.errors import ProtocolError
@@ -57,109 +57,10 @@ from mgpu_magic.messages import (
     Stopped,
 )
 from mgpu_magic.outcomes import Failure, Outcome, RemoteError
+from mgpu_magic.roster import COMING, Model, Worker, longest_first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-_COMING = (STARTING, LOADING, READY)
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    id: int
-    model: _Model
-    devices: tuple[str, ...]
-    turn: int
-    state: WorkerState
-    imported: bool
-    capacity: int
-    pace: float  # requests finished, which is as good as speed; 0: was never ready
-    in_flight: dict[int, Request] = field(default_factory=dict)
-    alone: bool = False  # what is in flight is a group of suspects
-    heard: bool = False  # it lived when it got what is in flight
-    weights: bool = False  # they are loaded: what follows needs no more of the host's memory
-    losses: float = 0  # in a row, without an outcome in between; infinite: it cannot be replaced
-    hung: bool = False
-    error: RemoteError | None = None
-    of_sampling: bool = False
-
-    @property
-    def label(self) -> str:
-        return "+".join(self.devices)
-
-    @property
-    def blocks(self) -> bool:
-        """Whether its model still needs it on its devices."""
-        return self.model.unresolved > 0 and self.state in (NEW, *_COMING)
-
-
-@dataclass(slots=True, eq=False)
-class _Model:
-    name: str
-    pending: deque[Request]
-    unresolved: int
-    workers: list[_Worker] = field(default_factory=list)
-    suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
-    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by index in flight there
-    unheard: set[int] = field(default_factory=set)  # died alone at a worker that did not answer
-    was_ready: bool = False
-    here: bool = True  # its files are on this machine
-    failed_loads: list[Death] = field(default_factory=list)
-
-    @property
-    def cannot_load(self) -> bool:
-        """Whether two devices say the same (one that fails alone may be to blame itself).
-
-        A download, or a setting of the job, would fail anywhere.
-        """
-        kinds = [death.error and death.error.kind for death in self.failed_loads]
-        alike = len(set(kinds)) < len(kinds)
-        refused = any(death.of_sampling for death in self.failed_loads)
-        return alike or refused or (bool(kinds) and not self.here)
-
-    def mean_pace(self) -> float:
-        paces = [worker.pace for worker in self.workers if worker.state in _COMING and worker.pace]
-        return sum(paces) / len(paces) if paces else 1.0
-
-    def share(self, worker: _Worker) -> int:
-        coming = sum(other.state in _COMING for other in self.workers)
-        return fair_share(self.unresolved, worker.pace / self.mean_pace(), coming)
-
-    def next_suspects(self, capacity: int) -> tuple[Request, ...]:
-        group = self.suspects.popleft()
-        if rest := group[capacity:]:
-            self.suspects.appendleft(rest)
-        return group[:capacity]
-
-
-def fair_share(unresolved: int, pace: float, workers: int) -> int:
-    """How many requests a worker may hold, its capacity aside.
-
-    Three quarters of its part, unless there is nobody to share with: an engine wants a full
-    batch, and what stays back evens out uneven lengths at the end. To keep more back starves
-    batch engines, to keep less lets one worker end long after the others; test_makespan.py
-    measures both.
-
-    Args:
-        unresolved: Requests of the model without an outcome, at workers or not.
-        pace: Speed of the worker as a multiple of the mean.
-        workers: How many are or will be ready.
-    """
-    if workers == 1:
-        return unresolved
-    return math.ceil(0.75 * unresolved * pace / workers)
-
-
-def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
-    """Those that may write most come first, the others in their order.
-
-    Then what is left for the end, when some workers have nothing more to do, is short.
-    """
-    given = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
-    limits = [limit if isinstance(limit, int) else math.inf for limit in given]  # or it is wrong
-    if len(set(limits)) < 2:
-        return requests
-    return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
 
 
 class Scheduler:
@@ -212,15 +113,15 @@ class Scheduler:
         self.failed_models: dict[str, Death] = {}
         self.refused: set[str] = set()
         self._models = {
-            name: _Model(
+            name: Model(
                 name, deque(longest_first(of_model)), len(of_model), here=name not in remote
             )
             for name, of_model in requests.items()
         }
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         for plan in workers:
             model = self._models[plan.model]
-            worker = _Worker(
+            worker = Worker(
                 id=plan.worker,
                 model=model,
                 devices=plan.devices,
@@ -315,7 +216,7 @@ class Scheduler:
 
     # --- starting and loading ----------------------------------------------------------------
 
-    def _move(self, worker: _Worker, trigger: Trigger) -> None:
+    def _move(self, worker: Worker, trigger: Trigger) -> None:
         try:
             worker.state = TRANSITIONS[worker.state][trigger]
         except KeyError:
@@ -324,16 +225,16 @@ class Scheduler:
                 f"{trigger.__name__} is not allowed then"
             ) from None
 
-    def _start(self, worker: _Worker) -> StartWorker:
+    def _start(self, worker: Worker) -> StartWorker:
         self._move(worker, StartWorker)
         worker.imported = worker.weights = worker.hung = worker.of_sampling = False
         worker.error = None
         return StartWorker(worker.id)
 
-    def _retire(self, workers: Iterable[_Worker]) -> list[Action]:
+    def _retire(self, workers: Iterable[Worker]) -> list[Action]:
         actions: list[Action] = []
         for worker in workers:
-            if worker.state in _COMING:
+            if worker.state in COMING:
                 self._move(worker, Retire)
                 actions.append(Retire(worker.id))
         return actions
@@ -372,7 +273,7 @@ class Scheduler:
 
     # --- requests ----------------------------------------------------------------------------
 
-    def _fill(self, model: _Model) -> list[Action]:
+    def _fill(self, model: Model) -> list[Action]:
         """Hand out requests to the workers of the model that can take some."""
         actions: list[Action] = []
         ready = [worker for worker in model.workers if worker.state is READY]
@@ -397,13 +298,13 @@ class Scheduler:
                     actions.append(self._submit(worker, requests))
         return actions
 
-    def _submit(self, worker: _Worker, requests: tuple[Request, ...]) -> SubmitTo:
+    def _submit(self, worker: Worker, requests: tuple[Request, ...]) -> SubmitTo:
         if not worker.in_flight:
             worker.heard = False
         worker.in_flight.update((request.index, request) for request in requests)
         return SubmitTo(worker.id, requests)
 
-    def _accept(self, worker: _Worker, reported: Outcomes) -> list[Action]:
+    def _accept(self, worker: Worker, reported: Outcomes) -> list[Action]:
         known: list[Outcome] = []
         refused: dict[object, Failure] = {}  # by what they share with others
         for outcome in reported.outcomes if reported.job == self._job else ():
@@ -423,7 +324,7 @@ class Scheduler:
         actions = [self._record(model, known), *self._fill(model)]
         return actions if model.unresolved else actions + self._start_due()
 
-    def _spared(self, model: _Model, refused: Mapping[object, Failure]) -> list[Failure]:
+    def _spared(self, model: Model, refused: Mapping[object, Failure]) -> list[Failure]:
         """Failures of those that wait and would be refused for the same as these."""
         self.refused.add(model.name)
         waiting, model.pending = model.pending, deque[Request]()
@@ -435,11 +336,11 @@ class Scheduler:
                 spared.append(Failure(request.index, like.error, model.deaths[request.index]))
         return spared
 
-    def _record(self, model: _Model, outcomes: Sequence[Outcome]) -> Record:
+    def _record(self, model: Model, outcomes: Sequence[Outcome]) -> Record:
         model.unresolved -= len(outcomes)
         return Record(model.name, tuple(outcomes))
 
-    def _give_up(self, model: _Model, kind: str, message: str) -> list[Action]:
+    def _give_up(self, model: Model, kind: str, message: str) -> list[Action]:
         """Everything unresolved of the model fails with this error."""
         if not model.unresolved:
             return []
@@ -457,7 +358,7 @@ class Scheduler:
 
     # --- deaths ------------------------------------------------------------------------------
 
-    def _bury(self, worker: _Worker, exited: Exited) -> list[Action]:
+    def _bury(self, worker: Worker, exited: Exited) -> list[Action]:
         if worker.state is STOPPED:
             return []
         model = worker.model
@@ -485,7 +386,7 @@ class Scheduler:
             actions += self._give_up(model, "WorkerLost", what)
         return actions + self._start_due() + self._grant_due() + self._fill(model)
 
-    def _budget(self, worker: _Worker) -> int:
+    def _budget(self, worker: Worker) -> int:
         """A few losses by chance, and twice those that it takes to halve a batch down to one.
 
         A failed load would fail again; one that hung is tried once more.
@@ -496,7 +397,7 @@ class Scheduler:
             return self._restart_budget
         return 8 + 2 * worker.capacity.bit_length()
 
-    def _suspect(self, worker: _Worker, death: Death) -> list[Action]:
+    def _suspect(self, worker: Worker, death: Death) -> list[Action]:
         """What was in flight at a dead worker is tried again, in halves if it was alone."""
         model = worker.model
         group = tuple(worker.in_flight.values())

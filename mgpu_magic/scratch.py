@@ -37,9 +37,11 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        # Under a name that nobody sweeps, until its lock is held.
+        made = Path(tempfile.mkdtemp(prefix=f"new-{PREFIX}"))
+        self._lock = os.open(made / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = made.rename(made.with_name(made.name.removeprefix("new-")))
 
     def close(self) -> None:
         """Remove it."""

@@ -35,7 +35,8 @@ from mgpu_magic.messages import (
     Stopped,
 )
 from mgpu_magic.outcomes import Completion, Failure, RemoteError
-from mgpu_magic.scheduler import Scheduler, fair_share, longest_first
+from mgpu_magic.roster import fair_share, longest_first
+from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.spec import Sampling
 
 if TYPE_CHECKING:

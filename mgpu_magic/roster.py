@@ -1,0 +1,160 @@
+"""What a scheduler knows of the workers and models of its job, and how work is shared out.
+
+Pure; imports `lifecycle` alone, else types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mgpu_magic.lifecycle import LOADING, NEW, READY, STARTING, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mgpu_magic.lifecycle import Death
+    from mgpu_magic.messages import Request
+    from mgpu_magic.outcomes import RemoteError
+
+COMING = (STARTING, LOADING, READY)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker of the job.
+
+    Attributes:
+        id: Its number.
+        model: What it runs.
+        devices: Labels of its devices.
+        turn: Its turn on them; those that existed before the job come before all others.
+        state: How far it is.
+        imported: It waits for the word to load.
+        capacity: Requests that it makes use of at the same time.
+        pace: Requests that it has finished, which is as good as a speed; 0: was never ready.
+        in_flight: What it was sent and has not answered, by index.
+        alone: That is a group of suspects.
+        heard: It lived when it got that.
+        weights: Its weights are loaded: what follows needs no more of the host's memory.
+        losses: How often it was lost without an outcome in between; infinite: not replaceable.
+        hung: It is being ended because it hangs.
+        error: Its last words.
+        of_sampling: They are about the job's sampling.
+    """
+
+    id: int
+    model: Model
+    devices: tuple[str, ...]
+    turn: int
+    state: WorkerState
+    imported: bool
+    capacity: int
+    pace: float
+    in_flight: dict[int, Request] = field(default_factory=dict)
+    alone: bool = False
+    heard: bool = False
+    weights: bool = False
+    losses: float = 0
+    hung: bool = False
+    error: RemoteError | None = None
+    of_sampling: bool = False
+
+    @property
+    def label(self) -> str:
+        """Of its devices together."""
+        return "+".join(self.devices)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether its model still needs it on its devices."""
+        return self.model.unresolved > 0 and self.state in (NEW, *COMING)
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A model of the job, with its requests.
+
+    Attributes:
+        name: Its name.
+        pending: Requests that are at no worker, suspects aside.
+        unresolved: How many have no outcome.
+        workers: Those that run it.
+        suspects: Groups of requests, each of which a worker died with.
+        deaths: Of workers, by index in flight there.
+        unheard: Indices that died alone at a worker that gave no sign that it had got them.
+        was_ready: Some worker had loaded it.
+        here: Its files are on this machine.
+        failed_loads: How the workers ended that could not load it.
+    """
+
+    name: str
+    pending: deque[Request]
+    unresolved: int
+    workers: list[Worker] = field(default_factory=list)
+    suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
+    deaths: Counter[int] = field(default_factory=Counter)
+    unheard: set[int] = field(default_factory=set)
+    was_ready: bool = False
+    here: bool = True
+    failed_loads: list[Death] = field(default_factory=list)
+
+    @property
+    def cannot_load(self) -> bool:
+        """Whether two devices say the same (one that fails alone may be to blame itself).
+
+        A download, or a setting of the job, would fail anywhere.
+        """
+        kinds = [death.error and death.error.kind for death in self.failed_loads]
+        alike = len(set(kinds)) < len(kinds)
+        refused = any(death.of_sampling for death in self.failed_loads)
+        return alike or refused or (bool(kinds) and not self.here)
+
+    def mean_pace(self) -> float:
+        """Of the workers that are or will be ready."""
+        paces = [worker.pace for worker in self.workers if worker.state in COMING and worker.pace]
+        return sum(paces) / len(paces) if paces else 1.0
+
+    def share(self, worker: Worker) -> int:
+        """How many requests a worker may hold, its capacity aside."""
+        coming = sum(other.state in COMING for other in self.workers)
+        return fair_share(self.unresolved, worker.pace / self.mean_pace(), coming)
+
+    def next_suspects(self, capacity: int) -> tuple[Request, ...]:
+        """Take the next group of suspects, no more than so many of it."""
+        group = self.suspects.popleft()
+        if rest := group[capacity:]:
+            self.suspects.appendleft(rest)
+        return group[:capacity]
+
+
+def fair_share(unresolved: int, pace: float, workers: int) -> int:
+    """How many requests a worker may hold, its capacity aside.
+
+    Three quarters of its part, unless there is nobody to share with: an engine wants a full
+    batch, and what stays back evens out uneven lengths at the end. To keep more back starves
+    batch engines, to keep less lets one worker end long after the others; test_makespan.py
+    measures both.
+
+    Args:
+        unresolved: Requests of the model without an outcome, at workers or not.
+        pace: Speed of the worker as a multiple of the mean.
+        workers: How many are or will be ready.
+    """
+    if workers == 1:
+        return unresolved
+    return math.ceil(0.75 * unresolved * pace / workers)
+
+
+def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
+    """Those that may write most come first, the others in their order.
+
+    Then what is left for the end, when some workers have nothing more to do, is short.
+    """
+    given = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
+    limits = [limit if isinstance(limit, int) else math.inf for limit in given]  # or it is wrong
+    if len(set(limits)) < 2:
+        return requests
+    return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
