@@ -10,7 +10,7 @@
         └── waves: whose turn it is             Retire ┘
 ```
 
-It knows no clock, thread, process or pipe; `roster` has what it keeps of workers and models. Imports
+It knows no clock, thread, process or pipe; `roster` has what it keeps of them. Imports
 `errors`, `messages`, `outcomes`, `lifecycle` and `roster` alone.
 """
 

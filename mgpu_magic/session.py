@@ -26,12 +26,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.check import check
-from mgpu_magic.devices import Discovery, discover
 from mgpu_magic.endings import Endings
 from mgpu_magic.errors import JobInterrupted, SpecError, WorkerError
 from mgpu_magic.execution import Execution, Seat
 from mgpu_magic.fleet import Fleet
 from mgpu_magic.following import see_through
+from mgpu_magic.instruments import Instruments, log_bytes
 from mgpu_magic.launchers.process import ProcessLauncher, log_tail
 from mgpu_magic.launchers.thread import ThreadLauncher
 from mgpu_magic.loop import Loop
@@ -39,16 +39,12 @@ from mgpu_magic.messages import Exited, Stopped
 from mgpu_magic.options import Options, device_text
 from mgpu_magic.preparation import Preparation, prepare
 from mgpu_magic.presses import Presses
-from mgpu_magic.progress import Progress
 from mgpu_magic.run import Run
 from mgpu_magic.scratch import Scratch, shorten, sweep
-from mgpu_magic.sensors import WAIT_SECONDS, Sensors
-from mgpu_magic.snapshot import Reading
-from mgpu_magic.survey import Living
 from mgpu_magic.verdict import interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from mgpu_magic.check import Check
@@ -60,8 +56,6 @@ if TYPE_CHECKING:
     from mgpu_magic.spec import JobSpec
 
 
-READING_SECONDS = 0.5
-SILENT_SECONDS = 2.5
 GONE_SECONDS = 30.0  # a drain, a kill and the end of the group, on a slow machine
 GONE_POLL_SECONDS = 0.02
 LOG_BYTES = 16384
@@ -104,16 +98,10 @@ class Session:
             self._loop.later,
         )
         self._names: dict[int, tuple[str, str]] = {}  # of all workers ever: device, model
-        self._discovery: Discovery | None = None
-        self._known: Discovery | None = None  # the last in which there were GPUs
-        self._unread: Mapping[str, Reading] = {}  # of the devices, where their driver hangs
-        self._progress = Progress((), time.monotonic)
+        self._instruments = Instruments(self._fleet, self._loop, lambda: self._current is not None)
         self._current: tuple[Execution, Run] | None = None
         self._endings = Endings(self._loop)
         self._last: Results | None = None
-        self._sensors = Sensors()
-        self._sampling = False
-        self._log_bytes: dict[int, int] = {}  # of the logs, as they were shown
         self._owner = os.getpid()
         self._closed = False
         atexit.register(self._close_at_exit)
@@ -179,7 +167,7 @@ class Session:
 
     def check_job(self, job: JobSpec) -> Check:
         """The same for the models of a job."""
-        return check(job, self._devices, self._loop.call(self._living))
+        return check(job, self._devices, self._loop.call(self._instruments.living))
 
     def submit(self, job: JobSpec) -> Run:
         """Begin a job and return at once."""
@@ -205,15 +193,7 @@ class Session:
 
     def status(self) -> Snapshot:
         """The devices and what runs on them, read now."""
-        if self._discovery is None:
-            found = discover(os.environ, self._devices, before=self._known, patience=WAIT_SECONDS)
-            self._loop.call(partial(self._show, found))
-            if not found.final:  # ask again the next time
-                self._discovery = None
-                return self._look()
-        if not self._sensors.read(self._loop.call(self._pids), self._on_readings):
-            self._on_readings(self._unread)
-        return self._look()
+        return self._instruments.status(self._devices)
 
     def devices(self) -> Snapshot:
         """The same without the job that is over."""
@@ -275,7 +255,7 @@ class Session:
                 self._closed = True
                 atexit.unregister(self._close_at_exit)
                 self._endings.close()
-                self._sensors.close()
+                self._instruments.close()
                 self._loop.close()
                 self._scratch.close()
 
@@ -298,8 +278,8 @@ class Session:
         prepared = None
         try:
             with Presses() as presses, presses.breaking(0):  # prompts can be code of the user's
-                living = self._loop.call(self._living)
-                prepared = prepare(job, self._devices, self._known, living)
+                living = self._loop.call(self._instruments.living)
+                prepared = prepare(job, self._devices, self._instruments.known, living)
         except KeyboardInterrupt:
             if prepared is not None:
                 prepared.abandon()
@@ -311,27 +291,27 @@ class Session:
     def _begin(self, prepared: Preparation, run: Run) -> None:
         if self._current is not None:
             raise SpecError("a job is running in this session; stop it first (%multigpu stop)")
-        self._show(prepared.discovery)
+        self._instruments.show(prepared.discovery)
+        progress = self._instruments.progress
         execution = Execution(
             number=next(self._job_numbers),
             job=prepared.job,
             prepared=prepared.prompts,
             seats=self._seats(prepared.placed),
             fleet=self._fleet,
-            progress=self._progress,
+            progress=progress,
             later=self._loop.later,
             parallel_loads=prepared.parallel_loads,
             sizes=prepared.sizes,
             journal=prepared.journal,
         )
         if prepared.journal is not None:
-            prepared.journal.begin(lambda text: self._loop.post(lambda: self._progress.note(text)))
+            prepared.journal.begin(lambda text: self._loop.post(lambda: progress.note(text)))
         self._current = execution, run
-        if not self._sampling:
-            self._sample()
+        self._instruments.follow()
         execution.begin()
         for note in (*prepared.discovery.notes, *prepared.notes):
-            self._progress.note(note)
+            progress.note(note)
         self._settle()
 
     def _seats(self, placed: Sequence[Placed]) -> list[Seat]:
@@ -349,12 +329,12 @@ class Session:
             return
         execution, run = self._current
         self._current = None
-        self._show_logs()
+        self._instruments.show_logs()
         self._last, error = execution.finish()
         self._hand_out(execution, run, self._last if error is None else error)
 
     def _hand_out(self, execution: Execution, run: Run, outcome: Results | BaseException) -> None:
-        final = self._progress.snapshot()
+        final = self._instruments.progress.snapshot()
         self._endings.hand_out(execution.number, execution.journal, run, outcome, final)
 
     def _halt(self) -> None:
@@ -363,7 +343,7 @@ class Session:
             self._settle()
 
     def _look(self) -> Snapshot:
-        return self._loop.call(lambda: self._progress.snapshot())
+        return self._instruments.look()
 
     def _stop(self, run: Run) -> None:
         self._loop.call(partial(self._give_up, run))
@@ -434,61 +414,6 @@ class Session:
             why = f"threads cannot be killed ({', '.join(threads)}): restart the kernel"
         raise WorkerError(f"workers {alive} do not end; {why}")
 
-    def _show(self, discovery: Discovery) -> None:
-        """Show these devices from now on."""
-        if self._discovery is None or self._discovery.devices != discovery.devices:
-            self._sensors.use(discovery.devices)
-            self._progress = Progress(discovery.devices, time.monotonic)
-            for worker in self._fleet:
-                if set(worker.spec.devices) <= set(discovery.devices):
-                    labels = [device.label for device in worker.spec.devices]
-                    self._progress.assign(worker.number, worker.spec.model_label, labels)
-                    if worker.ready is not None:
-                        self._progress.apply(worker.number, worker.ready)
-        self._discovery = discovery
-        self._unread = {device.label: Reading() for device in discovery.devices}
-        if discovery.gpus:
-            self._known = discovery
-
-    def _sample(self) -> None:
-        """Have the devices read, and again as long as a job runs."""
-        self._sampling = self._current is not None
-        if self._sampling:
-            self._sensors.ask(self._pids(), self._on_readings)
-            if self._sensors.silent_seconds > SILENT_SECONDS:  # what was read is long past
-                self._progress.read(self._unread)
-            self._show_logs()
-            self._loop.later(READING_SECONDS, self._sample)
-
-    def _show_logs(self) -> None:
-        """Hand what the workers printed since to those who show it."""
-        for worker in self._fleet:
-            if worker.handle is not None:
-                with contextlib.suppress(OSError):  # not there yet
-                    size = worker.handle.log.stat().st_size
-                    if self._log_bytes.get(worker.number, 0) != size:
-                        self._log_bytes[worker.number] = size
-                        self._progress.logged(worker.number, log_tail(worker.handle.log))
-                        shorten(worker.handle.log, size)
-
-    def _on_readings(self, readings: Mapping[str, Reading]) -> None:
-        self._loop.post(lambda: self._progress.read(readings))
-
-    def _pids(self) -> dict[str, list[int]]:
-        pids: dict[str, list[int]] = {}
-        for worker in self._fleet:
-            for device in worker.spec.devices:
-                if worker.handle is not None:
-                    pids.setdefault(device.label, []).append(worker.handle.pid)
-        return pids
-
-    def _living(self) -> list[Living]:
-        return [
-            Living(worker.spec, worker.handle.pid, worker.leaving)
-            for worker in self._fleet
-            if worker.handle is not None
-        ]
-
     # --- called by the loop ------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> None:
@@ -504,13 +429,12 @@ class Session:
         self._loop.post(partial(self._on_event, worker, event))
 
     def _on_event(self, worker: int, event: Event) -> None:
-        living = self._fleet.get(worker)
+        living, progress = self._fleet.get(worker), self._instruments.progress
         if living is not None and living.leaving and isinstance(event, Exited):
-            self._progress.apply(worker, Stopped())  # we ended it: no loss, however it went
+            progress.apply(worker, Stopped())  # we ended it: no loss, however it went
         if isinstance(event, Exited) and living is not None and living.handle is not None:
-            with contextlib.suppress(OSError):
-                shorten(living.handle.log, living.handle.log.stat().st_size)
-        self._progress.apply(worker, event)
+            shorten(living.handle.log, log_bytes(living))
+        progress.apply(worker, event)
         self._fleet.apply(worker, event)
         if self._current is not None:
             self._current[0].handle(worker, event)

@@ -65,7 +65,7 @@ KERNEL = (
     {"verdict"},
     {"execution"},
     {"run", "sensors"},
-    {"endings", "following"},
+    {"endings", "following", "instruments"},
     {"session"},
     {"dashboard"},
     {"magic"},

@@ -139,8 +139,8 @@ class Presser(threading.Thread):
         while not self._is_reached():
             time.sleep(0.005)
         time.sleep(random.random() * 0.02)
-        pids = self._session._loop.call(self._session._pids).values()  # quicker than `workers`
-        self.workers = {pid for each in pids for pid in each} - {os.getpid()}
+        living = self._session._loop.call(self._session._instruments.living)
+        self.workers = {one.pid for one in living} - {os.getpid()}  # quicker than `workers`
         self.at = time.monotonic()
         for after in self._times:
             time.sleep(max(0.0, self.at + after - time.monotonic()))

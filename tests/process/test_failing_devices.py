@@ -70,12 +70,12 @@ def test_a_reading_that_does_not_come_stalls_nothing(tmp_path: Path, gpus: Machi
     """The job goes on, the panel says n/a, `status` and the end of the session wait two seconds."""
     script = """
 import json, time, mgpu_magic
-from mgpu_magic import session as sessions
+from mgpu_magic import instruments
 from mgpu_magic.snapshot import Reading, render_text
 from process import jobs
 from process.failing import HANG, PROMPTS, healthy
 from process.living import eventually
-sessions.SILENT_SECONDS = 0.6
+instruments.SILENT_SECONDS = 0.6
 healthy().begin()
 session = mgpu_magic.Session()
 args = {"delay": 0.05, "capacity": 1}
