@@ -72,7 +72,7 @@ soak: model
 PYTHON312 ?= $(firstword $(wildcard /usr/bin/python3.12 /usr/local/bin/python3.12 \
 	$(HOME)/.pyenv/versions/3.12*/bin/python3.12))
 KAGGLE_TESTS := test_cell test_background test_functions test_panel test_interrupt test_refusals \
-	test_manners test_front_ends
+	test_manners test_front_ends test_journal test_interrupts_everywhere
 
 .kaggle/.installed: tests/kaggle/requirements.txt pyproject.toml
 	@[ -n "$(PYTHON312)" ] || { echo "kaggle-check needs CPython 3.12 (PYTHON312=...)"; exit 1; }
