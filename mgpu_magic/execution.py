@@ -431,7 +431,11 @@ class Execution:
             spec = self._seats[worker].placed.spec
             size = self._sizes.get(model)
             advice = memory_advice(
-                death, spec, weights_bytes=size, free_host_bytes=free_host_bytes()
+                death,
+                spec,
+                workers=len(self._seats),
+                weights_bytes=size,
+                free_host_bytes=free_host_bytes(),
             )
             return load_error(model, death, spec, advice, results)
         prompts = [request.prompt for p in self._prepared.values() for request in p.requests]
