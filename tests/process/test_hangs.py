@@ -78,8 +78,8 @@ def test_a_thread_that_hangs_is_given_up(session: Session) -> None:
     (note,) = run.snapshot.job.notes
     assert re.fullmatch(
         r"the job went on without (cpu:[01]): WorkerHung: it finished no step of its engine for "
-        r"1 s \(--hang-timeout\): predict holds \1, and a thread cannot be killed; restart the kernel to use that "
-        r"device again",
+        r"1 s \(--hang-timeout\): predict holds \1, and a thread cannot be killed; restart "
+        r"the kernel to use that device again",
         note,
     )
     gate.set()
@@ -102,7 +102,9 @@ def test_a_device_that_a_thread_holds_is_not_waited_for(
     run = session.submit(options.job())
     assert reached.wait(5)
     run.stop()
-    with pytest.raises(EngineError, match="its device was not free for 1 s: predict holds cpu:0"):
+    with pytest.raises(
+        EngineError, match=r"free for 1 s \(--hang-timeout.*\): predict holds cpu:0"
+    ):
         echo(session, ["b"], devices="cpu:1", hang_timeout=1)
     gate.set()
     assert echo(session, ["c"], devices="cpu:1").texts == ["c"]

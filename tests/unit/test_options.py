@@ -271,7 +271,10 @@ def test_what_is_no_sampling_is_left_to_the_prompts(sampling: object) -> None:
         ({"stagger": True}, "stagger is True; pass auto or seconds"),
         ({"hang_timeout": True}, "hang_timeout is True; pass seconds, or inf"),
         ({"hang_timeout": "x"}, "hang_timeout is 'x'; pass seconds, or inf"),
-        ({"hang_timeout": "nan"}, "hang_timeout is nan; pass seconds of 1 or more, or inf"),
+        (
+            {"hang_timeout": "nan"},
+            "hang_timeout is nan; pass seconds of 1 or more, or inf to wait for ever",
+        ),
         (
             {"models": {"a": {"model": "m", "sampling": "hot"}}},
             "models['a']['sampling'] is of type str; pass a dict, or one per prompt",

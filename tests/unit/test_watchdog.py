@@ -94,7 +94,7 @@ def test_a_device_that_does_not_become_free() -> None:
     """Another that never leaves it is found out, although nothing can be heard of this one."""
     assert hung(watched("waiting"), 40, steps=None) == []
     reasons = hung(watched("waiting"), 60, steps=None)
-    assert reasons == ["its device was not free for 40 s"]
+    assert reasons == ["its device was not free for 40 s (--hang-timeout, 60 at least)"]
 
 
 def test_a_worker_is_watched_from_its_start_to_its_end() -> None:
