@@ -20,13 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mgpu_magic.devices import Discovery, discover, free_host_bytes
+from mgpu_magic.errors import PlacementError
 from mgpu_magic.fingerprints import fingerprint
 from mgpu_magic.identity import request_keys
 from mgpu_magic.journal import Asked, Journal
 from mgpu_magic.outcomes import Failure, RemoteError
 from mgpu_magic.placement import Placed, place
 from mgpu_magic.prompts import Prepared, to_requests
-from mgpu_magic.siting import Sited, Unfit, site
+from mgpu_magic.siting import Sited, UnfitError, site
 from mgpu_magic.survey import look_around
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
 
@@ -188,16 +189,16 @@ def _site(
             sited = site(models, devices, sizes, world, warm, named=named)
             if not sited.passing:
                 return sited
-        except Unfit as error:
+        except UnfitError as error:
+            unfit = str(error)
             if not error.passing:
-                raise
-            unfit: Unfit | None = error
+                break
         else:
-            unfit = None
+            unfit = ""
         if not held:
             time.sleep(LOOK_SECONDS)
-    if unfit is not None:
-        raise unfit
+    if unfit:
+        raise PlacementError(unfit)
     return sited
 
 

@@ -101,7 +101,7 @@ def site(
     passing = any(one.passing for each in (*refusals.values(), *unfit.values()) for one in each)
     if not rest:
         all_of_them = [one for each in refusals.values() for one in each]
-        raise Unfit(refusal(all_of_them), passing=passing)
+        raise UnfitError(refusal(all_of_them), passing=passing)
     gone = [_without(one) for model in rest for one in unfit[model.name]]
     gone += [f"Not loaded: {sentence(one)}" for each in refusals.values() for one in each]
     told = [sentence(one) for one in found if one.severity == "warn" or one.what == "dtype"]
@@ -113,7 +113,7 @@ def site(
     )
 
 
-class Unfit(PlacementError):
+class UnfitError(PlacementError):
     """No model can be loaded; `passing` as in `Sited`."""
 
     def __init__(self, message: str, *, passing: bool) -> None:
