@@ -132,6 +132,8 @@ def _stored(checkpoint: Checkpoint) -> str:
     if checkpoint.total_bytes:
         here = checkpoint.stored_bytes or 0
         return f"{_size(checkpoint.total_bytes)} of weights, {_size(here)} of them here"
+    if checkpoint.place is not None:
+        return "its weights are of a size that is not known"
     return "not on this machine yet, its size is not known"
 
 

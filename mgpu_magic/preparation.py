@@ -166,7 +166,7 @@ def _left(read: Prepared, recorded: Sequence[Outcome]) -> Prepared:
 
 def named_devices(devices: str) -> bool:
     """Whether a choice of devices names them one by one."""
-    return devices.replace(",", "").replace(" ", "").isdecimal()
+    return not devices.strip().startswith(("all", "cpu"))
 
 
 def _site(

@@ -11,6 +11,7 @@ from plans import GIB, L4, OTHER, P100, T4, gpu, reading
 
 from mgpu_magic.errors import PlacementError
 from mgpu_magic.findings import Seen, World
+from mgpu_magic.preparation import named_devices
 from mgpu_magic.siting import Sited, fit_devices, site
 from mgpu_magic.spec import ModelSpec
 
@@ -120,3 +121,11 @@ def test_what_lives_is_not_looked_at(tmp_path: Path) -> None:
     warm = [one.spec for one in first.placed]
     again = sited(model(tmp_path), devices=FOUR[:2], full=(0, 1), warm=warm)
     assert (again.placed, again.decided) == (first.placed, ())
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"), [("all", False), ("cpu:2", False), ("0", True), ("cuda:0, cuda:1", True)]
+)
+def test_which_choice_of_devices_names_them(devices: str, named: bool) -> None:
+    """All of them is no name of any."""
+    assert named_devices(devices) is named
