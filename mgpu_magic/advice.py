@@ -20,36 +20,41 @@ _DEVICE = ("out of memory", "outofmemoryerror", "free memory on device", "gpu me
 
 
 def memory_advice(
-    death: Death, spec: WorkerSpec, *, weights_bytes: int | None, free_host_bytes: int
+    death: Death,
+    spec: WorkerSpec,
+    *,
+    workers: int,
+    weights_bytes: int | None,
+    free_host_bytes: int,
 ) -> str:
     """Two sentences for an error message; empty where memory is not to blame.
 
     Args:
         death: How the load ended.
         spec: What was to be loaded.
+        workers: How many of the job there are.
         weights_bytes: Size of the model's weights, where known.
         free_host_bytes: Memory of the host that is free now.
     """
     said = "" if death.error is None else f"{death.error.kind}: {death.error.message}".lower()
     on_gpu = spec.devices[0].kind == "cuda"
-    if any(words in said for words in _KV_CACHE):
+    vllm = spec.engine == "vllm"
+    if vllm and any(words in said for words in _KV_CACHE):
         return _sentence(_sizes(weights_bytes), _kv_knobs(spec, on_gpu=on_gpu))
     if on_gpu and any(words in said for words in _DEVICE):
         total = spec.devices[0].total_bytes
         device = "" if total is None else f"{spec.label} has {_gib(total)} in all"
-        return _sentence(
-            _sizes(weights_bytes, device),
-            f"{_kv_knobs(spec, on_gpu=True)}, or a model of fewer bits (quantised)",
-        )
+        knobs = f"{_kv_knobs(spec, on_gpu=True)}, or a model of fewer bits (quantised)"
+        return _sentence(_sizes(weights_bytes, device), knobs if vllm else _FEWER_BITS)
     killed = death.error is None and death.exited.signal == "SIGKILL"
     if killed or any(words in said for words in (*_HOST, *_DEVICE)):
         host = f"the host has {_gib(free_host_bytes)} free now"
-        return _sentence(
-            _sizes(weights_bytes, host),
-            "loads one after the other (--stagger 60), fewer --devices, or a smaller model or one "
-            "of fewer bits (quantised)",
-        )
+        fewer = "loads one after the other (--stagger 60), fewer --devices, or " * (workers > 1)
+        return _sentence(_sizes(weights_bytes, host), f"{fewer}{_FEWER_BITS}")
     return ""
+
+
+_FEWER_BITS = "a smaller model or one of fewer bits (quantised)"
 
 
 def _kv_knobs(spec: WorkerSpec, *, on_gpu: bool) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mgpu_magic.budgets import GIB
@@ -22,10 +23,12 @@ from mgpu_magic.findings import Seen, gib, table
 from mgpu_magic.fit import RESERVE_BYTES, budget_bytes, need
 from mgpu_magic.placement import place
 from mgpu_magic.preflight import findings, fitting_size, no_disk, substitutions
-from mgpu_magic.preparation import located, plans_of, settled
+from mgpu_magic.preparation import located, named_devices
+from mgpu_magic.siting import fit_devices, plans_of, settled
 from mgpu_magic.snapshot import Reading
 from mgpu_magic.survey import look_around
 from mgpu_magic.tables import Table
+from mgpu_magic.weights import WEIGHT_FILES, gguf_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,25 +70,29 @@ def check(job: JobSpec, devices: str, living: Sequence[Living] = ()) -> Check:
     world = look_around(discovery.devices, living, os.environ)
     tables: list[Table] = []
     for model in job.models:
-        tables += _model(located(model), world)
+        named = model.devices is not None or named_devices(job.devices or devices)
+        tables += _model(located(model), world, named=named)
     if discovery.notes:
         tables.append(Table(discovery.notes, (), ()))
     return Check(tuple(tables))
 
 
-def _model(model: ModelSpec, world: World) -> Iterator[Table]:
-    placed = place([model], world.devices, {})
+def _model(model: ModelSpec, world: World, *, named: bool) -> Iterator[Table]:
+    devices, unfit = (world.devices, ()) if named else fit_devices(model, world.devices, world)
+    if model.tensor_parallel_size == 1 or len(devices) < model.tensor_parallel_size:
+        devices = world.devices  # those that are not fit are shown too
+    placed = place([model], devices, {})
     before = plans_of(placed)
     plans = [settled(_sized(plan, world)) for plan in before if plan is not None]
     if not plans:
         text = f"{model.name}: the engine {model.engine} loads no files that tell its size."
         yield Table([text], (), ())
         return
-    found = findings(plans, world)
+    found = tuple(dict.fromkeys((*findings(plans, world), *unfit)))
     if (extra := _download(plans[0], world)) is not None:
         found = (*found, extra)
     yield Table(_figures(model.name, plans[0]), _HEADER, [_row(p, world, found) for p in plans])
-    lines = [_verdict(plans, world, found)]
+    lines = [_verdict(plans, world, found, named=named)]
     lines += substitutions(zip(filter(None, before), plans, strict=True))
     yield Table(lines, (), ())
     if found:
@@ -125,6 +132,8 @@ def _stored(checkpoint: Checkpoint) -> str:
     if checkpoint.total_bytes:
         here = checkpoint.stored_bytes or 0
         return f"{_size(checkpoint.total_bytes)} of weights, {_size(here)} of them here"
+    if checkpoint.place is not None:
+        return "its weights are of a size that is not known"
     return "not on this machine yet, its size is not known"
 
 
@@ -199,7 +208,7 @@ def _fits(plan: Plan, found: Sequence[Finding]) -> str:
     return "see below" if any(finding.severity == "warn" for finding in about) else "yes"
 
 
-def _verdict(plans: Sequence[Plan], world: World, found: Sequence[Finding]) -> str:
+def _verdict(plans: Sequence[Plan], world: World, found: Sequence[Finding], *, named: bool) -> str:
     """How many replicas fit, or which tensor-parallel size would."""
     answers = {plan.spec.label: _fits(plan, found) for plan in plans}
     size = len(plans[0].spec.devices)
@@ -208,7 +217,8 @@ def _verdict(plans: Sequence[Plan], world: World, found: Sequence[Finding]) -> s
     if fitting:
         one = len(fitting) == 1
         text = f"{len(fitting)} {'replica fits' if one else 'replicas fit'}{group}"
-        return f"{text}: {', '.join(fitting)}."
+        asked = " A cell that names the others too is refused." if named else ""
+        return f"{text}: {', '.join(fitting)}.{asked if 'no' in answers.values() else ''}"
     if "see below" in answers.values():
         return "It may fit with a change; see below."
     if "not known" in answers.values():
@@ -252,8 +262,11 @@ def hub_bytes(model: str, revision: str | None = None) -> int | None:
         except Exception:  # noqa: BLE001  # foreign code, and the network
             return None
         sizes = {file.rfilename: file.size or 0 for file in asked.siblings or ()}
-        for suffix in (".safetensors", ".bin", ".pt", ".gguf"):
-            weights = [size for name, size in sizes.items() if name.endswith(suffix)]
+        for suffix in WEIGHT_FILES:
+            files = [Path(name) for name in sizes if name.endswith(suffix)]
+            if suffix == ".gguf":
+                files = list(gguf_of(files, model))
+            weights = [sizes[str(file)] for file in files]
             if any(weights):
                 return sum(weights)
     return None

@@ -7,7 +7,7 @@ headers of the safetensors files ───┘
 ```
 
 Whatever the files do not say is None; what is wrong with them is a trouble, never an exception.
-Imports `headers` and `weights` alone.
+Imports `formats`, `headers` and `weights` alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mgpu_magic.formats import INDEX, must_be_loaded, weight_files
 from mgpu_magic.headers import Trouble, tensors_of
-from mgpu_magic.weights import WEIGHT_FILES, hub_cache
+from mgpu_magic.weights import hub_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from mgpu_magic.headers import Tensor
 
-INDEX = "model.safetensors.index.json"
+MOST = 2**53
+MOST_TIMES = 2**20
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -58,6 +60,7 @@ class Checkpoint:
         looked_in: Where a model of that name would be.
         stored_bytes: Size of the weight files that are here.
         tensors: Bytes of the weights by the type of their numbers, from safetensors headers.
+        doubtful: The part of them that some engine or task may leave out.
         parameters: How many weights there are, packed ones counted one by one.
         dtype: Of its unpacked weights, such as `"bfloat16"`.
         quantization: How weights are packed; None: not at all.
@@ -81,6 +84,7 @@ class Checkpoint:
     looked_in: Path | None = None
     stored_bytes: int | None = None
     tensors: Mapping[str, int] = field(default_factory=dict)
+    doubtful: Mapping[str, int] = field(default_factory=dict)
     parameters: int | None = None
     dtype: str | None = None
     quantization: Quantization | None = None
@@ -112,7 +116,14 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    model: str, environ: Mapping[str, str], revision: str | None = None, cache: str | None = None
+    model: str,
+    environ: Mapping[str, str],
+    revision: str | None = None,
+    cache: str | None = None,
+    *,
+    engine: str = "vllm",
+    load_format: str = "auto",
+    subfolder: str = "",
 ) -> Checkpoint:
     """Read what is known of a model without loading it.
 
@@ -121,35 +132,46 @@ def read_checkpoint(
         environ: Says where the hub's cache is.
         revision: Of a model of the hub.
         cache: The hub's cache, where the user gave another.
+        engine: Who is to load it.
+        load_format: vLLM's.
+        subfolder: Where in the model's directory it lies.
     """
     path = Path(model)
     try:
-        return _read(path, model, environ, revision, cache)
-    except OSError:  # a folder that we may not look into
+        if path.is_file():
+            return Checkpoint(place=path, looked_in=path, stored_bytes=_size(path))
+        folder: Path | None = path
+        looked_in = path
+        if not path.is_dir():
+            looked_in = Path(cache) if cache else hub_cache(environ)
+            looked_in /= "models--" + _repository(model).replace("/", "--")
+            folder = _snapshot(looked_in, revision or "main")
+        if folder is None:
+            return Checkpoint(looked_in=looked_in)
+        if subfolder and not (folder / subfolder).is_dir():
+            return Checkpoint(place=folder, looked_in=looked_in)
+        place = folder / subfolder
+        looked_in = place if looked_in == folder else looked_in
+        return _read(place, looked_in, model, engine, load_format)
+    except (OSError, ValueError):  # a folder that we may not look into, a name that is none
         return Checkpoint(place=path, looked_in=path)
 
 
-def _read(
-    path: Path, model: str, environ: Mapping[str, str], revision: str | None, cache: str | None
-) -> Checkpoint:
-    if path.is_file():
-        return Checkpoint(place=path, looked_in=path, stored_bytes=_size(path))
-    folder: Path | None = path
-    looked_in = path
-    if not path.is_dir():
-        looked_in = Path(cache) if cache else hub_cache(environ)
-        looked_in /= "models--" + _repository(model).replace("/", "--")
-        folder = _snapshot(looked_in, revision or "main")
-    if folder is None:
-        return Checkpoint(looked_in=looked_in)
+def _read(folder: Path, looked_in: Path, model: str, engine: str, load_format: str) -> Checkpoint:
     troubles: list[Trouble] = []
     config = _json(folder / "config.json", troubles)
     quantization = _quantization(folder, config, troubles)
     index = _json(folder / INDEX, troubles)
-    files = _weight_files(folder, index)
+    weight_map = _mapping(index.get("weight_map"))
+    named = {name for name in weight_map.values() if isinstance(name, str) and name}
+    files = weight_files(
+        folder, named, troubles, model=model, engine=engine, load_format=load_format
+    )
     missing = tuple(file.name for file in files if not file.is_file())
     present = [file for file in files if file.is_file()]
-    tied = bool(_of(config, "tie_word_embeddings"))
+    shape = _shape(config)
+    tied = any(c.get("tie_word_embeddings") for c in (config, _mapping(config.get("text_config"))))
+    read_before = len(troubles)
     tensors = [
         tensor
         for file in present
@@ -157,22 +179,26 @@ def _read(
         for tensor in tensors_of(file, troubles)
         if not (tied and tensor.name == "lm_head.weight")
     ]
-    headed = bool(tensors) and not missing and not troubles
+    headed = bool(tensors) and not missing and len(troubles) == read_before
     by_type: dict[str, int] = {}
+    doubtful: dict[str, int] = {}
     for tensor in tensors if headed else ():
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.size
+        if not must_be_loaded(tensor.name, shape["layers"]):
+            doubtful[tensor.type] = doubtful.get(tensor.type, 0) + tensor.size
     return Checkpoint(
         place=folder,
         looked_in=looked_in,
         stored_bytes=sum(map(_size, present)) if present else None,
         tensors=by_type,
+        doubtful=doubtful,
         parameters=_parameters(tensors, quantization) if headed else None,
         dtype=_dtype(config, by_type),
         quantization=quantization,
         missing=missing,
         total_bytes=_whole(_mapping(index.get("metadata")).get("total_size")),
         troubles=tuple(troubles),
-        **_shape(config),
+        **shape,
     )
 
 
@@ -205,23 +231,6 @@ def _snapshot(repository: Path, revision: str) -> Path | None:
         return None
     kept = [folder for folder in snapshots.iterdir() if folder.is_dir()]
     return max(kept, key=lambda folder: folder.stat().st_mtime, default=None)
-
-
-def _weight_files(folder: Path, index: Mapping[str, Any]) -> list[Path]:
-    """The files that an engine loads; of several formats the first one."""
-    named = {name for name in _mapping(index.get("weight_map")).values() if isinstance(name, str)}
-    if named:
-        return [folder / name for name in sorted(named)]
-    for suffix in WEIGHT_FILES:
-        found = [
-            file
-            for file in sorted(folder.glob(f"*{suffix}"))
-            if not file.name.startswith(("adapter_", "training_args", "optimizer", "scheduler"))
-        ]
-        usual = [file for file in found if file.name.startswith(("model", "pytorch_model"))]
-        if found:
-            return usual or found
-    return []
 
 
 def _json(file: Path, troubles: list[Trouble]) -> dict[str, Any]:
@@ -264,7 +273,7 @@ def _parameters(tensors: Iterable[Tensor], packed: Quantization | None) -> int |
 def _dtype(config: Mapping[str, Any], by_type: Mapping[str, int]) -> str | None:
     """What the config says, else of what most unpacked weights are."""
     said = _of(config, "dtype") or _of(config, "torch_dtype")
-    if isinstance(said, str) and said != "auto":
+    if isinstance(said, str) and said != "auto" and said.replace(".", "").isidentifier():
         return said.removeprefix("torch.")
     floats = {kind: size for kind, size in by_type.items() if kind in TYPES}
     return TYPES[max(floats, key=lambda kind: floats[kind])] if floats else None
@@ -338,9 +347,11 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
     regular = not any(_of(config, name) for name in _IRREGULAR)
     if isinstance(kinds, list):
         windowed = kinds.count("sliding_attention")
-        regular = regular and windowed + kinds.count("full_attention") == len(kinds)
+        full = kinds.count("full_attention")
+        regular = regular and windowed + full == len(kinds) == number("num_hidden_layers")
     names = config.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else None
+    first = names[0] if isinstance(names, list) and names else None
+    architecture = first if isinstance(first, str) and first.isidentifier() else None
     model_type = config.get("model_type")
     return {
         "layers": number("num_hidden_layers", "n_layer"),
@@ -362,7 +373,7 @@ def _positions(config: Mapping[str, Any], positions: int | None) -> int | None:
     scaling = _mapping(_of(config, "rope_scaling") or _of(config, "rope_parameters"))
     kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
     if positions and kind in ("linear", "dynamic") and isinstance(factor, int | float):
-        return int(positions * factor)
+        return int(positions * factor) if 1 <= factor < MOST_TIMES else None
     if kind == "longrope":
         return _whole(_of(config, "original_max_position_embeddings")) or positions
     return positions
@@ -379,5 +390,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _whole(value: Any) -> int | None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    """A number that can be one of a model: of tokens, layers or bytes."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST
     return value if whole else None

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from mgpu_magic.journal import Journal
     from mgpu_magic.lifecycle import Action
     from mgpu_magic.messages import Request
-    from mgpu_magic.outcomes import Outcome
+    from mgpu_magic.outcomes import Failure, Outcome
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
@@ -113,6 +113,7 @@ class Execution:
         parallel_loads: How many workers may load at the same time.
         sizes: Bytes of the weights by model name, where known.
         journal: Where outcomes are kept, if anywhere.
+        failures: Of prompts whose model is not even tried, by model name.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Execution:
         parallel_loads: int,
         sizes: Mapping[str, int | None],
         journal: Journal | None = None,
+        failures: Mapping[str, Sequence[Failure]] | None = None,
     ) -> None:
         self._number = number
         self._job = job
@@ -138,6 +140,7 @@ class Execution:
         self._later = later
         self._sizes = sizes
         self._journal = journal
+        self._refused = failures or {}
         self._recorded: Mapping[str, Sequence[Outcome]] = {}
         if journal is not None:
             self._recorded = journal.recorded
@@ -191,6 +194,7 @@ class Execution:
         totals = {name: len(p.originals) for name, p in self._prepared.items()}
         recorded = {name: len(outcomes) for name, outcomes in self._recorded.items()}
         self._progress.begin(totals, peeps=self._peep, recorded=recorded)
+        self._perform([Record(model, tuple(failed)) for model, failed in self._refused.items()])
         for seat in self._seats.values():
             if seat.warm is not None:
                 self._assign(seat)
@@ -431,7 +435,11 @@ class Execution:
             spec = self._seats[worker].placed.spec
             size = self._sizes.get(model)
             advice = memory_advice(
-                death, spec, weights_bytes=size, free_host_bytes=free_host_bytes()
+                death,
+                spec,
+                workers=len(self._seats),
+                weights_bytes=size,
+                free_host_bytes=free_host_bytes(),
             )
             return load_error(model, death, spec, advice, results)
         prompts = [request.prompt for p in self._prepared.values() for request in p.requests]

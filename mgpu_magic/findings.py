@@ -128,10 +128,15 @@ class World:
     disk_bytes: int | None = None
     cpu_cache_bytes: int | None = None
 
-    def cache_bytes(self, spec: WorkerSpec) -> int:
-        """KV cache that a vLLM worker on a CPU device will take."""
-        asked = spec.engine_args.get("kv_cache_memory_bytes") or self.cpu_cache_bytes
-        return asked or cpu_cache_gib(self.free_bytes or 0, spec.host_share) * GIB
+    def cache_bytes(self, spec: WorkerSpec) -> int | None:
+        """KV cache that a vLLM worker on a CPU device will take; None: nobody can tell."""
+        asked = spec.engine_args.get("kv_cache_memory_bytes")
+        if asked is None:
+            asked = self.cpu_cache_bytes
+        if not asked:
+            return cpu_cache_gib(self.free_bytes or 0, spec.host_share) * GIB
+        known = isinstance(asked, int) and not isinstance(asked, bool) and 0 < asked < 2**60
+        return asked if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What one copy of a model asks of each of its devices, and what a device has room for.
 
-Pure; imports `budgets`, `checkpoint` and `spec` alone.
+Pure; imports `budgets`, `checkpoint`, `formats` and `spec` alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.budgets import BFLOAT16_CAPABILITY, DTYPES, GIB, GPU_MEMORY_UTILIZATION
-from mgpu_magic.checkpoint import TYPES
+from mgpu_magic.checkpoint import MOST, TYPES
+from mgpu_magic.formats import PLAIN_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +23,15 @@ RESERVE_BYTES = GIB
 STEP_TOKENS = 256
 
 _NUMBER_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# With one of these the weights on a device are not those of the files.
-_CHANGES_WEIGHTS = (
-    "load_format", "cpu_offload_gb", "offload_backend", "hf_overrides", "speculative_config",
-    "quantization_config", "subfolder", "model_loader_extra_config",
+# With these the weights on a device are those of the files; of others nobody knows here.
+_SAME_WEIGHTS = (
+    "allow_new_weights", "attention_backend", "attn_implementation", "batch_size", "block_size",
+    "chat_template", "disable_log_stats", "download_dir", "dtype", "enable_chunked_prefill",
+    "enable_lora", "enable_prefix_caching", "enforce_eager", "engine_process", "generation_config",
+    "gpu_memory_utilization", "hf_token", "kv_cache_dtype", "kv_cache_memory_bytes", "load_format",
+    "lora", "max_logprobs", "max_lora_rank", "max_loras", "max_model_len",
+    "max_num_batched_tokens", "max_num_seqs", "normalize", "pooling", "revision", "seed",
+    "subfolder", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code",
 )  # fmt: skip
 # vLLM: "numerical instability" of these with float16.
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
@@ -38,7 +44,7 @@ class Need:
     Attributes:
         dtype: What its numbers will be.
         weights_bytes: Its part of the weights.
-        certain: Whether that is at least so much, and no estimate.
+        least_bytes: Its part of what every engine loads; None: it may be anything.
         max_model_len: Tokens of a sequence of full length.
         cache_bytes: Keys and values of such a sequence.
         token_bytes: Keys and values of a token more.
@@ -46,7 +52,7 @@ class Need:
 
     dtype: str | None
     weights_bytes: int | None
-    certain: bool
+    least_bytes: int | None
     max_model_len: int | None
     cache_bytes: int | None
     token_bytes: int | None
@@ -56,13 +62,13 @@ def need(spec: WorkerSpec, checkpoint: Checkpoint) -> Need:
     """What a worker will ask of each of its devices."""
     args, parts = spec.engine_args, len(spec.devices)
     dtype = loaded_dtype(spec, checkpoint)
-    weights, certain = _weights(spec, checkpoint, dtype)
+    weights, least = _weights(spec, checkpoint, dtype)
     number = _cache_number_bytes(args, dtype)
     length = _length(args, checkpoint)
     return Need(
         dtype=dtype,
         weights_bytes=None if weights is None else -(-weights // parts),
-        certain=certain,
+        least_bytes=None if least is None else least // parts,
         max_model_len=length,
         cache_bytes=checkpoint.cache_bytes(length, number_bytes=number, parts=parts)
         if number and length
@@ -147,25 +153,45 @@ def loaded_dtype(spec: WorkerSpec, checkpoint: Checkpoint) -> str | None:
 
 def _weights(
     spec: WorkerSpec, checkpoint: Checkpoint, dtype: str | None
-) -> tuple[int | None, bool]:
-    """Bytes of the whole model as it is loaded, and whether they are certain."""
-    args = spec.engine_args
-    changed = any(args.get(name) for name in _CHANGES_WEIGHTS)
-    if args.get("quantization") and checkpoint.quantization is None:
-        changed = True
+) -> tuple[int | None, int | None]:
+    """Bytes of the whole model as it is loaded; and of what is certain of them."""
     number = _NUMBER_BYTES.get(dtype or "")
+    packed = checkpoint.quantization is not None
     if checkpoint.tensors:
         sizes = checkpoint.tensors
-        if checkpoint.quantization is None and number is not None:
-            sizes = {kind: _cast(kind, size, number) for kind, size in sizes.items()}
-        return sum(sizes.values()), not changed
+        sure = {kind: size - checkpoint.doubtful.get(kind, 0) for kind, size in sizes.items()}
+        if packed:  # what is not packed in them may become smaller
+            sure = {kind: min(size, _cast(kind, size, 2)) for kind, size in sure.items()}
+        elif number is not None:
+            sizes, sure = (
+                {kind: _cast(kind, size, number) for kind, size in each.items()}
+                for each in (sizes, sure)
+            )
+        known = packed or number is not None
+        certain = known and not changes_weights(spec.engine_args, checkpoint)
+        return sum(sizes.values()), sum(sure.values()) if certain else None
     size = checkpoint.stored_bytes
     if checkpoint.missing:
         size = checkpoint.total_bytes
     stored = _NUMBER_BYTES.get(checkpoint.dtype or "")
     if size and checkpoint.quantization is None and number and stored:
         size = size * number // stored
-    return size or None, False
+    return size or None, None
+
+
+def changes_weights(args: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    """Whether the weights on a device may be others than those of the files."""
+    if args.get("load_format", "auto") not in PLAIN_FORMATS:
+        return True
+    packed = checkpoint.quantization
+    if packed is not None and args.get("quantization") == packed.method:
+        args = {name: value for name, value in args.items() if name != "quantization"}
+    return any(_given(value) for name, value in args.items() if name not in _SAME_WEIGHTS)
+
+
+def _given(value: object) -> bool:
+    plain = isinstance(value, bool | int | float | str | list | tuple | dict)
+    return bool(value) if plain else value is not None
 
 
 def _cast(kind: str, size: int, number_bytes: int) -> int:
@@ -183,4 +209,5 @@ def _length(args: Mapping[str, Any], checkpoint: Checkpoint) -> int | None:
     asked = args.get("max_model_len")
     if asked is None:
         return checkpoint.max_positions
-    return asked if isinstance(asked, int) and asked > 0 else None
+    known = isinstance(asked, int) and not isinstance(asked, bool) and 0 < asked < MOST
+    return asked if known else None

@@ -66,7 +66,7 @@ def tensors_of(file: Path, troubles: list[Trouble]) -> list[Tensor]:
     except _LfsPointerError:
         what = f"{file.name} holds the address of the weights in place of them (Git LFS)"
         troubles.append(Trouble(what=what, fix="run `git lfs pull` there", certain=True))
-    except (OSError, ValueError, RecursionError, *_ODD) as error:
+    except (OSError, ValueError, ArithmeticError, RecursionError, *_ODD) as error:
         text = str(error) if type(error) is ValueError else type(error).__name__
         what = f"{file.name} is no safetensors file that can be read ({text})"
         troubles.append(Trouble(what=what, fix="download the model again"))
@@ -88,5 +88,9 @@ _ODD = (TypeError, KeyError, AttributeError, IndexError)  # a header of another 
 def _listed(header: Mapping[str, Any]) -> Iterator[Tensor]:
     for name, entry in header.items():
         if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            yield Tensor(name, str(entry["dtype"]), prod(entry["shape"]), end - begin)
+            (begin, end), shape = entry["data_offsets"], entry["shape"]
+            if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
+                raise ValueError("its shapes are no numbers")
+            if begin > end:
+                raise ValueError("a tensor ends before it begins")
+            yield Tensor(name, str(entry["dtype"]), prod(shape), end - begin)

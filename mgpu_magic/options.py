@@ -6,6 +6,7 @@ Pure; imports `spec`, `sendable`, `functions` and `errors` alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
@@ -347,7 +348,7 @@ def _stagger(value: Any) -> float | None:
 def _seconds(name: str, value: Any, rule: str) -> float | None:
     if value is None:
         return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise SpecError(f"{name} is {value!r}; pass {rule}") from None
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool):
+            return float(value)
+    raise SpecError(f"{name} is {value!r}; pass {rule}")

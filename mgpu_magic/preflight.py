@@ -161,9 +161,15 @@ def _card(plan: Plan, device: Device, build: Build | None) -> Iterator[Finding]:
     if asked_dtype(plan.spec.engine_args) == "bfloat16" and lacks_bfloat16(device):
         rule = f"{card} does not have it (8.0 does)"
         fix = 'Use dtype="half", or leave dtype out.'
-        yield finding(plan, "refuse", "dtype", 'dtype is "bfloat16"', rule, fix, where)
+        severity: Severity = "refuse"
+        if plan.spec.engine == "transformers":  # torch does it with other numbers
+            rule, severity = f"{rule}: it will be slow", "note"
+        yield finding(plan, severity, "dtype", 'dtype is "bfloat16"', rule, fix, where)
     packed = plan.checkpoint.quantization
-    least = None if packed is None or plan.spec.engine != "vllm" else _least(packed)
+    asked = plan.spec.engine_args.get("quantization")
+    least = None
+    if packed is not None and plan.spec.engine == "vllm" and asked in (None, packed.method):
+        least = _least(packed)
     if least is not None and device.capability < least:
         value = f"the weights are {packed}"
         rule = f"vLLM needs {version(least)} for it, and this is a {card}"
@@ -199,6 +205,7 @@ def _memory(plan: Plan, device: Device, needed: Need, world: World) -> Iterator[
     if total is None or weights is None:
         return
     where, args = (device.label,), plan.spec.engine_args
+    least = needed.least_bytes or 0
     part = "" if len(plan.spec.devices) == 1 else " here"
     value = f"the weights take {gib(weights)} GiB{part}"
     allowed = budget_bytes(args, total) if plan.spec.engine == "vllm" else None
@@ -206,7 +213,9 @@ def _memory(plan: Plan, device: Device, needed: Need, world: World) -> Iterator[
         rule = f"{device.name} has {gib(total)} GiB"
         if allowed and weights <= total:
             rule = f"vLLM may use {gib(allowed)} of {gib(total)} GiB ({_percentage(args)})"
-        severity: Severity = "refuse" if needed.certain else "warn"
+        # What embeds needs no cache, and may go over its share.
+        most = allowed if allowed and plan.spec.task == "generate" else total
+        severity: Severity = "refuse" if least > most else "warn"
         fix = _smaller(plan, total, world)
         yield finding(plan, severity, "memory", value, rule, fix, where)
         return
@@ -214,7 +223,7 @@ def _memory(plan: Plan, device: Device, needed: Need, world: World) -> Iterator[
     if free is not None and free < weights:
         rule = f"{gib(free)} of {gib(total)} GiB are free{_used_by(seen)}"
         fix = "Free the device, or choose others with --devices."
-        severity = "refuse" if needed.certain else "warn"
+        severity = "refuse" if least > free else "warn"
         yield finding(plan, severity, "memory", value, rule, fix, where, passing=True)
     elif free is not None and allowed is not None and free < allowed:
         rule = f"vLLM asks for {gib(allowed)} ({_percentage(args)}) and will not start"
@@ -231,11 +240,23 @@ def _memory(plan: Plan, device: Device, needed: Need, world: World) -> Iterator[
             rule = f"beside the weights there are about {gib(max(room, 0))}"
             fix = _shorter(plan, needed, room, total, world)
             yield finding(plan, "warn", "cache", value, rule, fix, where)
+    else:
+        most = total if free is None else free
+        most = most if allowed is None else min(most, allowed)
+        if weights + RESERVE_BYTES > most:
+            rule = (
+                f"{gib(most)} of {gib(total)} GiB are for them and for about {gib(RESERVE_BYTES)}"
+            )
+            rule += " of activations and CUDA"
+            fix = _smaller(plan, total, world)
+            yield finding(plan, "warn", "memory", value, rule, fix, where)
 
 
 def _smaller(plan: Plan, total: int, world: World) -> str:
     """What to do about weights that do not fit."""
-    packed = "" if plan.checkpoint.quantization else ", or a quantised model (AWQ, GPTQ)"
+    args = plan.spec.engine_args
+    quantised = plan.checkpoint.quantization or any("quantization" in name for name in args)
+    packed = "" if quantised else ", or a quantised model (AWQ, GPTQ)"
     if plan.spec.engine == "vllm" and (size := fitting_size(plan, total, world.devices)):
         return f"Use --tensor-parallel-size {size}{packed}."
     return f"Use a smaller model{packed}."
@@ -312,14 +333,14 @@ def _cpu_memory(plans: Sequence[Plan], free: int, world: World) -> Iterator[Find
         weights = needed.weights_bytes
         if weights is None:
             return
-        if total is not None and weights > total and needed.certain:
+        if total is not None and (needed.least_bytes or 0) > total:
             value, rule = f"the weights take {gib(weights)} GiB", f"the host has {gib(total)} GiB"
             fix = "Use a smaller model, or a quantised one."
             yield finding(plan, "refuse", "host memory", value, rule, fix)
             return
         sums += weights
         if plan.spec.engine == "vllm":
-            caches += world.cache_bytes(plan.spec)
+            caches += world.cache_bytes(plan.spec) or 0
     if sums + caches > free:
         count = len(plans)
         cache = f" with {gib(caches)} GiB of KV cache" if caches else ""

@@ -16,20 +16,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mgpu_magic.checkpoint import Checkpoint, read_checkpoint
 from mgpu_magic.devices import Discovery, discover, free_host_bytes
 from mgpu_magic.errors import PlacementError
-from mgpu_magic.findings import Plan, refusal, sentence
 from mgpu_magic.fingerprints import fingerprint
-from mgpu_magic.fit import replaced_dtype
 from mgpu_magic.identity import request_keys
 from mgpu_magic.journal import Asked, Journal
+from mgpu_magic.outcomes import Failure, RemoteError
 from mgpu_magic.placement import Placed, place
-from mgpu_magic.preflight import findings, substitutions
 from mgpu_magic.prompts import Prepared, to_requests
+from mgpu_magic.siting import Sited, UnfitError, site
 from mgpu_magic.survey import look_around
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
 
@@ -58,6 +56,7 @@ class Preparation:
         sizes: Bytes of the weights by model name; None where they are not known.
         journal: The open journal; to be begun or abandoned. None: the job has none.
         decided: What was decided for the user, or may go wrong, a line each.
+        failures: Of the models of an ensemble that cannot be loaded, for each prompt.
     """
 
     job: JobSpec
@@ -68,6 +67,7 @@ class Preparation:
     sizes: Mapping[str, int | None]
     journal: Journal | None = None
     decided: tuple[str, ...] = ()
+    failures: Mapping[str, Sequence[Failure]] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,8 +118,15 @@ def prepare(
             prompts = {name: _left(p, journal.recorded[name]) for name, p in prompts.items()}
         models = [model for model in models if prompts[model.name].requests]
         sizes = {model.name: _bytes(model) for model in models}
-        placed = place(models, discovery.devices, sizes) if models else ()
-        placed, decided = _loadable(placed, discovery.devices, living)
+        named = named_devices(job.devices or devices)
+        sited = _site(models, discovery.devices, sizes, living, named=named)
+        failures = {
+            name: tuple(Failure(r.index, RemoteError("PlacementError", why), 0) for r in p.requests)
+            for name, why in sited.refused.items()
+            if (p := prompts[name])
+        }
+        prompts.update((name, replace(prompts[name], requests=())) for name in failures)
+        placed = sited.placed
         return Preparation(
             job=job,
             prompts=prompts,
@@ -128,7 +135,8 @@ def prepare(
             parallel_loads=_parallel_loads(placed, sizes),
             sizes=sizes,
             journal=journal,
-            decided=decided,
+            decided=sited.decided,
+            failures=failures,
         )
     except BaseException:
         if journal is not None:
@@ -156,73 +164,42 @@ def _left(read: Prepared, recorded: Sequence[Outcome]) -> Prepared:
     return replace(read, requests=tuple(r for r in read.requests if r.index not in known))
 
 
-def plans_of(placed: Sequence[Placed]) -> list[Plan | None]:
-    """What each worker is to load; None for engines and models without files of their own."""
-    read: dict[str, Checkpoint] = {}
-    plans: list[Plan | None] = []
-    for one in placed:
-        spec, args = one.spec, one.spec.engine_args
-        by_files = spec.engine in ("vllm", "transformers") and isinstance(spec.model, str)
-        if not by_files or "://" in spec.model:
-            plans.append(None)
-            continue
-        if one.model not in read:
-            revision, cache = args.get("revision"), args.get("download_dir")
-            read[one.model] = read_checkpoint(
-                spec.model, os.environ, revision and str(revision), cache and str(cache)
-            )
-        plans.append(Plan(model=one.model, spec=spec, checkpoint=read[one.model], wave=one.wave))
-    return plans
+def named_devices(devices: str) -> bool:
+    """Whether a choice of devices names them one by one."""
+    return not devices.strip().startswith(("all", "cpu"))
 
 
-def settled(plan: Plan) -> Plan:
-    """The plan with the number type that its devices need."""
-    dtype = replaced_dtype(plan.spec, plan.checkpoint)
-    if dtype is None:
-        return plan
-    args = {**plan.spec.engine_args, "dtype": dtype}
-    return replace(plan, spec=replace(plan.spec, engine_args=args))
-
-
-def _loadable(
-    placed: Sequence[Placed], devices: Sequence[Device], living: Sequence[Living]
-) -> tuple[tuple[Placed, ...], tuple[str, ...]]:
-    """The workers as they can be loaded, and what to say about it."""
+def _site(
+    models: Sequence[ModelSpec],
+    devices: Sequence[Device],
+    sizes: Mapping[str, int | None],
+    living: Sequence[Living],
+    *,
+    named: bool,
+) -> Sited:
+    """Place the models where they can be loaded; what lives already is not looked at again."""
     warm = [one.spec for one in living if not one.leaving]
+    placed = place(models, devices, sizes) if models else ()
     if all(one.spec in warm for one in placed):
-        return tuple(placed), ()
-    before = plans_of(placed)
-    after = [
-        plan if plan is None or plan.spec in warm else settled(plan)  # else it would load anew
-        for plan in before
-    ]
-    placed = tuple(
-        replace(one, spec=plan.spec) if plan else one
-        for one, plan in zip(placed, after, strict=True)
-    )
-    cold = [
-        (old, new)
-        for old, new in zip(before, after, strict=True)
-        if old and new and new.spec not in warm
-    ]
-    if not cold:
-        return placed, ()
-    plans = [new for _, new in cold]
-    return placed, (*substitutions(cold), *_preflight(plans, devices, living))
-
-
-def _preflight(
-    plans: Sequence[Plan], devices: Sequence[Device], living: Sequence[Living]
-) -> tuple[str, ...]:
-    """Refuse what cannot be loaded; returns what may go wrong."""
-    for _ in range(round(PASSING_SECONDS / LOOK_SECONDS)):
-        found = findings(plans, look_around(devices, living, os.environ))
-        if not any(finding.passing and finding.severity == "refuse" for finding in found):
-            break
-        time.sleep(LOOK_SECONDS)
-    if message := refusal(found):
-        raise PlacementError(message)
-    return tuple(sentence(finding) for finding in found if finding.severity == "warn")
+        return Sited(placed=placed)
+    held = any(one.spec in warm for one in placed)  # then nothing was ended for this job
+    for _ in range(1 if held else round(PASSING_SECONDS / LOOK_SECONDS)):
+        world = look_around(devices, living, os.environ)
+        try:
+            sited = site(models, devices, sizes, world, warm, named=named)
+            if not sited.passing:
+                return sited
+        except UnfitError as error:
+            unfit = str(error)
+            if not error.passing:
+                break
+        else:
+            unfit = ""
+        if not held:
+            time.sleep(LOOK_SECONDS)
+    if unfit:
+        raise PlacementError(unfit)
+    return sited
 
 
 def _parallel_loads(placed: Sequence[Placed], sizes: Mapping[str, int | None]) -> int:

@@ -304,6 +304,7 @@ class Session:
             parallel_loads=prepared.parallel_loads,
             sizes=prepared.sizes,
             journal=prepared.journal,
+            failures=prepared.failures,
         )
         if prepared.journal is not None:
             prepared.journal.begin(lambda text: self._loop.post(lambda: progress.note(text)))

@@ -281,9 +281,13 @@ class JobSpec:
         for name in names:
             if names.count(name) > 1:
                 raise SpecError(f"two models are named {name!r}; names must differ")
-        if self.stagger is not None and not 0 <= self.stagger < float("inf"):
+        if self.stagger is not None and not (
+            _is_number(self.stagger) and 0 <= self.stagger < float("inf")
+        ):
             raise SpecError(f"stagger is {self.stagger!r}; pass auto or seconds of 0 or more")
-        if self.hang_timeout is not None and not self.hang_timeout >= 1:
+        if self.hang_timeout is not None and not (
+            _is_number(self.hang_timeout) and self.hang_timeout >= 1
+        ):
             raise SpecError(
                 f"hang_timeout is {self.hang_timeout!r}; pass seconds of 1 or more, or inf to wait "
                 "for ever"
@@ -354,6 +358,10 @@ class WorkerSpec:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise SpecError(f"{name} {value!r} is unknown; choose one of {', '.join(known)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _positive(name: str, value: object) -> None:

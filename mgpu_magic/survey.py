@@ -83,10 +83,10 @@ def offline(environ: Mapping[str, str]) -> str:
     """The variable that forbids the hub, as one would set it; empty where none does."""
     if environ.get("VLLM_USE_MODELSCOPE", "").upper() in _TRUE:  # another hub
         return ""
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if environ.get(name, "").upper() in _TRUE:
-            return f"{name}={environ[name]}"
-    return ""
+    # The first that says anything counts, as the hub's own library reads them.
+    names = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(name)]
+    said = environ[names[0]] if names else ""
+    return f"{names[0]}={said}" if said.upper() in _TRUE else ""
 
 
 def torch_build() -> Build | None:

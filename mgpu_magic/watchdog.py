@@ -88,12 +88,15 @@ class _Watched:
         self.idle = self.idle + seconds if expects else 0.0
         match self.stage:
             case "waiting":
-                return _over(self.idle, self.patience.device, "its device was not free")
+                what = "its device was not free"
+                return _over(self.idle, self.patience.device, what, f"{DEVICE_SECONDS:g} at least")
             case "ready":
                 stuck = _over(self.idle, self.patience.step, "it finished no step of its engine")
             case stage:
-                stuck = _over(self.idle, self.patience.load, f"it sent no news while {stage}")
-        return stuck or _over(self.silent, self.patience.signs, "it gave no sign of life")
+                what = f"it sent no news while {stage}"
+                stuck = _over(self.idle, self.patience.load, what, f"times {LOAD_STEPS}")
+        what = "it gave no sign of life"
+        return stuck or _over(self.silent, self.patience.signs, what, f"{SIGN_SECONDS:g} at least")
 
 
 class Watchdog:
@@ -155,5 +158,7 @@ class Watchdog:
                 yield worker, reason
 
 
-def _over(seconds: float, limit: float, what: str) -> str:
-    return f"{what} for {limit:g} s" if seconds > limit else ""
+def _over(seconds: float, limit: float, what: str, derived: str = "") -> str:
+    """What took longer than the limit, with the option that sets it; empty: nothing did."""
+    option = ", ".join(filter(None, ("--hang-timeout", derived)))
+    return f"{what} for {limit:g} s ({option})" if seconds > limit else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mgpu_magic.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mgpu_magic.prompts import Prepared
     from mgpu_magic.spec import ModelSpec, WorkerSpec
@@ -61,9 +62,29 @@ def weights_bytes(model: str, environ: Mapping[str, str]) -> int | None:
         path = hub_cache(environ) / ("models--" + model.replace("/", "--")) / "snapshots"
     for suffix in WEIGHT_FILES:
         files = {file.resolve() for file in path.rglob(f"*{suffix}") if file.is_file()}
+        if suffix == ".gguf":
+            files = set(gguf_of(sorted(files), model))
         if size := sum(file.stat().st_size for file in files):
             return size
     return None
+
+
+def gguf_of(files: Sequence[Path], model: str) -> Sequence[Path]:
+    """The GGUF files of a model: each is one of its own, or a part of one; none where it is open.
+
+    Args:
+        files: What lies there.
+        model: As it was asked for: `owner/name:Q4_K_M` and `owner/name/a.gguf` name one.
+    """
+    if model.endswith(".gguf"):
+        files = [file for file in files if file.name == Path(model).name]
+    elif tag := model.partition(":")[2]:
+        files = [file for file in files if tag.lower() in file.name.lower()]
+    models = {_PART.sub("", file.name) for file in files}
+    return files if len(models) == 1 else []
+
+
+_PART = re.compile(r"-\d{5}-of-\d{5}")
 
 
 def remote(spec: WorkerSpec) -> bool:

@@ -93,7 +93,7 @@ def made(folder: Path, config: Mapping[str, Any], size: int = 0, kind: str = "BF
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if size:
         count = size * 8 // BITS[kind]
-        safetensors(folder / "model.safetensors", {"model.weight": (kind, (count,))})
+        safetensors(folder / "model.safetensors", {"model.layers.0.weight": (kind, (count,))})
     return str(folder)
 
 

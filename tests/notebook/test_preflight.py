@@ -77,7 +77,7 @@ def test_a_device_that_somebody_else_fills(tmp_path: Path) -> None:
     model = made(tmp_path / "qwen", {**QWEN_AWQ, "max_position_embeddings": 4096}, 5 * GIB)
     full = FakeGpu(uuid="GPU-1", used_bytes=12 * GIB, processes={999999: 12 * GIB})
     with machine(tmp_path, T4S[0], full) as notebook:
-        assert refused(notebook, f"%%multigpu {model}\n") == (
+        assert refused(notebook, f"%%multigpu {model} --devices 0,1\n") == (
             "qwen: cuda:1: the weights take 5.0 GiB; 3.0 of 15.0 GiB are free, used by pid 999999 "
             "with 12.0 GiB. Free the device, or choose others with --devices."
         )
@@ -129,6 +129,18 @@ def test_check_says_where_a_model_fits(tmp_path: Path) -> None:
         assert "54.7" not in text
         assert "27.3 MiB per 1,000 tokens on each of 2 devices" in text
         assert "1 replica fits, each on 2 devices: cuda:0+1." in text
+
+
+def test_check_agrees_with_the_cell(tmp_path: Path) -> None:
+    """A full device is left out, unless it is named."""
+    model = made(tmp_path / "qwen", QWEN_AWQ, 5 * GIB, kind="I32")
+    full = FakeGpu(uuid="GPU-1", used_bytes=12 * GIB, processes={999999: 12 * GIB})
+    with machine(tmp_path, T4S[0], full) as notebook:
+        text = notebook.run(f"%multigpu check {model}").result or ""
+        assert "1 replica fits: cuda:0.\n" in text
+        assert "3.0 of 15.0 GiB are free, used by pid 999999" in text
+        text = notebook.run(f"%multigpu check {model} --devices 0,1").result or ""
+        assert "1 replica fits: cuda:0. A cell that names the others too is refused." in text
 
 
 def test_check_says_what_to_change(tmp_path: Path) -> None:

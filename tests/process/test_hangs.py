@@ -30,7 +30,7 @@ def test_a_worker_that_is_stopped_is_replaced(session: Session) -> None:
     results = result(run)
     assert results.texts == PROMPTS
     (note,) = run.snapshot.job.notes
-    what = "it finished no step of its engine for 2 s, and was killed"
+    what = "it finished no step of its engine for 2 s (--hang-timeout), and was killed"
     assert note in {f"cpu:{n} was lost ({what}) and started again." for n in (0, 1)}
     assert sum(worker.restarts for worker in results.stats.workers) == 1
 
@@ -44,13 +44,18 @@ def test_a_prompt_that_hangs_its_worker_fails_alone(session: Session) -> None:
     assert results.texts == [*PROMPTS[:5], None, *PROMPTS[6:]]
     (failure,) = results.failures
     assert failure.error.kind == "WorkerLost"
-    assert "it finished no step of its engine for 1 s, and was killed" in failure.error.message
+    assert (
+        "it finished no step of its engine for 1 s (--hang-timeout), and was killed"
+        in failure.error.message
+    )
 
 
 def test_a_load_that_hangs_ends(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried once more, then the cell says what it waited for."""
     monkeypatch.setattr("mgpu_magic.watchdog.LOAD_STEPS", 1)
-    with pytest.raises(EngineError, match="it sent no news while loading for 1 s, and was killed"):
+    with pytest.raises(
+        EngineError, match=r"no news while loading for 1 s \(--hang-timeout, times 1\), and was"
+    ):
         echo(session, ["a"], devices="cpu:1", engine_args={"load_delay": 60}, hang_timeout=1)
     assert echo(session, ["fine"], devices="cpu:1").texts == ["fine"]
 
@@ -73,8 +78,8 @@ def test_a_thread_that_hangs_is_given_up(session: Session) -> None:
     (note,) = run.snapshot.job.notes
     assert re.fullmatch(
         r"the job went on without (cpu:[01]): WorkerHung: it finished no step of its engine for "
-        r"1 s: predict holds \1, and a thread cannot be killed; restart the kernel to use that "
-        r"device again",
+        r"1 s \(--hang-timeout\): predict holds \1, and a thread cannot be killed; restart "
+        r"the kernel to use that device again",
         note,
     )
     gate.set()
@@ -97,7 +102,9 @@ def test_a_device_that_a_thread_holds_is_not_waited_for(
     run = session.submit(options.job())
     assert reached.wait(5)
     run.stop()
-    with pytest.raises(EngineError, match="its device was not free for 1 s: predict holds cpu:0"):
+    with pytest.raises(
+        EngineError, match=r"free for 1 s \(--hang-timeout.*\): predict holds cpu:0"
+    ):
         echo(session, ["b"], devices="cpu:1", hang_timeout=1)
     gate.set()
     assert echo(session, ["c"], devices="cpu:1").texts == ["c"]

@@ -93,6 +93,35 @@ def test_memory_of_our_own_workers_is_given_back(tmp_path: Path, gpus: Machine) 
     )
 
 
+ENSEMBLE = """
+import json, mgpu_magic
+from mgpu_magic.options import Options
+with mgpu_magic.Session("cpu:1") as session:
+    models = {"good": {"model": "m", "engine": "echo"}, "cut": {"model": cut, "engine": "vllm"}}
+    run = session.submit(Options(models=models, prompts=["a", "b"], journal=journal).job())
+    run.wait(30)
+    failures = run.result()["cut"].failures
+    print(json.dumps([
+        run.result()["good"].texts, [(f.index, f.error.kind, f.attempts) for f in failures],
+        failures[0].error.message, run.snapshot.job.notes, run.snapshot.job.done,
+    ]))
+"""
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_results_of_others(tmp_path: Path) -> None:
+    """Its rows fail with what is wrong, the cell says so, nothing is started for it."""
+    model = made(tmp_path / "cut", LLAMA_8B, 1000)
+    with (tmp_path / "cut/model.safetensors").open("r+b") as file:
+        file.truncate(500)
+    script = f"cut, journal = {model!r}, {str(tmp_path / 'j.jsonl')!r}\n{ENSEMBLE}"
+    texts, failures, message, notes, done = run_script(tmp_path, script)
+    assert texts == ["a", "b"]
+    assert failures == [[0, "PlacementError", 0], [1, "PlacementError", 0]]
+    assert message.startswith("cut: model.safetensors is cut: it has 500 of ")
+    assert f"Not loaded: {message}" in notes
+    assert done == 4
+
+
 HUB = """
 import json, os, threading
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -10,17 +10,26 @@ from mgpu_magic.advice import memory_advice
 from mgpu_magic.lifecycle import Death
 from mgpu_magic.messages import Exited
 from mgpu_magic.outcomes import RemoteError
-from mgpu_magic.spec import Device, WorkerSpec
+from mgpu_magic.spec import Device, EngineName, WorkerSpec
 
 T4 = Device(kind="cuda", index=1, name="Tesla T4", mask="1", total_bytes=15 * 2**30)
 CPU = Device(kind="cpu", index=0, name="CPU (1 core)", cores=(0,))
 
 
-def advice(device: Device, error: RemoteError | None, signal: str | None, **args: Any) -> str:
+def advice(
+    device: Device,
+    error: RemoteError | None,
+    signal: str | None,
+    *,
+    engine: EngineName = "vllm",
+    workers: int = 2,
+    **args: Any,
+) -> str:
     """For a model of 14.2 GiB on a host that has 1.5 GiB free."""
     return memory_advice(
         Death(device.label, error, Exited(None if signal else 1, signal)),
-        WorkerSpec(engine="vllm", model="m", engine_args=args, devices=(device,)),
+        WorkerSpec(engine=engine, model="m", engine_args=args, devices=(device,)),
+        workers=workers,
         weights_bytes=round(14.2 * 2**30),
         free_host_bytes=round(1.5 * 2**30),
     )
@@ -72,6 +81,19 @@ def test_a_cache_that_is_too_small() -> None:
     assert advice(CPU, error, None) == (
         "The weights are 14.2 GiB. What helps: a smaller --max-model-len (now the most that the "
         "model reads), or more memory for the cache (VLLM_CPU_KVCACHE_SPACE, in GiB)."
+    )
+
+
+def test_advice_names_what_the_engine_has_alone() -> None:
+    """No share of a GPU for transformers, and no fewer devices than one."""
+    smaller = "What helps: a smaller model or one of fewer bits (quantised)."
+    error = RemoteError("OutOfMemoryError", "CUDA out of memory. Tried to allocate 1.02 GiB ...")
+    for engine in ("transformers", "python"):
+        assert advice(T4, error, None, engine=engine) == (
+            f"The weights are 14.2 GiB, cuda:1 has 15.0 GiB in all. {smaller}"
+        )
+    assert advice(CPU, None, "SIGKILL", workers=1) == (
+        f"The weights are 14.2 GiB, the host has 1.5 GiB free now. {smaller}"
     )
 
 

@@ -187,8 +187,10 @@ def test_the_index_says_which_files_count(tmp_path: Path) -> None:
     """Weights that lie there in another form too are not counted twice."""
     folder = sharded(tmp_path, LLAMA_8B, present=3, named=3)
     safetensors(tmp_path / "consolidated.safetensors", {"w": ("BF16", (9999,))})
-    found = read_checkpoint(folder, {})
+    found = read_checkpoint(folder, {}, engine="transformers")
     assert (found.parameters, found.total_bytes, found.missing) == (1500, 3000, ())
+    assert read_checkpoint(folder, {}).parameters == 9999  # what vLLM prefers
+    assert read_checkpoint(folder, {}, load_format="hf").parameters == 1500
 
 
 def test_missing_shards_are_named(tmp_path: Path) -> None:

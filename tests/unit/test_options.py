@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,17 @@ def test_stagger_is_auto_or_seconds(stagger: object, seconds: float | None) -> N
     assert job(stagger=stagger).stagger == seconds
 
 
+@pytest.mark.parametrize("odd", [True, "x", [5], {}])
+def test_a_job_takes_no_odd_seconds(odd: Any) -> None:
+    """Neither from the options nor from who builds the job itself; text of a number is fine."""
+    assert job(hang_timeout="5").hang_timeout == 5.0
+    for name in ("stagger", "hang_timeout"):
+        with pytest.raises(SpecError, match=f"{name} is "):
+            job(**{name: odd})
+        with pytest.raises(SpecError, match=f"{name} is "):
+            replace(job(), **{name: odd})
+
+
 def test_sampling_options_fill_up_each_dict() -> None:
     """With one dict per prompt an option holds for all; a dict that says it too is an error."""
     sampling = [{"n": 2}, {"stop": ["."]}]
@@ -256,6 +268,13 @@ def test_what_is_no_sampling_is_left_to_the_prompts(sampling: object) -> None:
         ({"stagger": "soon"}, "stagger is 'soon'; pass auto or seconds"),
         ({"stagger": -1}, "stagger is -1.0; pass auto or seconds of 0 or more"),
         ({"stagger": "inf"}, "stagger is inf; pass auto or seconds of 0 or more"),
+        ({"stagger": True}, "stagger is True; pass auto or seconds"),
+        ({"hang_timeout": True}, "hang_timeout is True; pass seconds, or inf"),
+        ({"hang_timeout": "x"}, "hang_timeout is 'x'; pass seconds, or inf"),
+        (
+            {"hang_timeout": "nan"},
+            "hang_timeout is nan; pass seconds of 1 or more, or inf to wait for ever",
+        ),
         (
             {"models": {"a": {"model": "m", "sampling": "hot"}}},
             "models['a']['sampling'] is of type str; pass a dict, or one per prompt",

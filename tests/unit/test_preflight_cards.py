@@ -31,17 +31,30 @@ if TYPE_CHECKING:
     from mgpu_magic.spec import Device
 
 
-@pytest.mark.parametrize("engine", ["vllm", "transformers"])
 @pytest.mark.parametrize("asked", ["bfloat16", "bf16", "torch.bfloat16"])
 @pytest.mark.parametrize("device", [V100, T4])
-def test_a_card_without_bfloat16_refuses_it(engine: str, asked: str, device: Device) -> None:
+def test_a_card_without_bfloat16_refuses_it(asked: str, device: Device) -> None:
     """What you asked for is not changed silently; the hint is vLLM's."""
-    (line,) = said(plan(llama(1), device, engine=engine, dtype=asked, max_model_len=100))
+    (line,) = said(plan(llama(1), device, dtype=asked, max_model_len=100))
     version = "7.0" if device is V100 else "7.5"
     assert line == (
         f'refuse llama: {device.label}: dtype is "bfloat16"; {device.name} ({version}) does not '
         'have it (8.0 does). Use dtype="half", or leave dtype out.'
     )
+
+
+def test_torch_makes_do_without_bfloat16() -> None:
+    """Slowly, which is worth a word and no refusal."""
+    assert said(plan(llama(1), T4, engine="transformers", dtype="bfloat16")) == [
+        'note llama: cuda:0: dtype is "bfloat16"; Tesla T4 (7.5) does not have it (8.0 does): it '
+        'will be slow. Use dtype="half", or leave dtype out.'
+    ]
+
+
+def test_another_kernel_than_the_models_own_is_left_to_vllm() -> None:
+    """`quantization="moe_wna16"` may run where AWQ's own kernel does not."""
+    assert said(plan(packed("awq"), V100, quantization="moe_wna16", max_model_len=100)) == []
+    assert len(said(plan(packed("awq"), V100, quantization="awq", max_model_len=100))) == 1
 
 
 @pytest.mark.parametrize("device", [A100, L4, H200, CORES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,7 +78,71 @@ def test_weights_that_are_changed_while_loading_are_not_certain(args: dict[str, 
 def test_a_quantised_model_may_be_named_so() -> None:
     """`quantization="awq"` on an AWQ model changes nothing."""
     spec = plan(packed("awq"), quantization="awq").spec
-    assert need(spec, packed("awq")).certain
+    assert need(spec, packed("awq")).least_bytes == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"offload_group_size": 4},
+        {"quantization": "fp8"},
+        {"quantization_config": {"load_in_4bit": True}},
+        {"brand_new_option": "on"},
+        {"load_format": "runai_streamer"},
+    ],
+)
+def test_what_may_change_the_weights_leaves_nothing_certain(args: dict[str, Any]) -> None:
+    """Only arguments that are known to leave the weights alone do not count."""
+    assert need(plan(llama(), **args).spec, llama()).least_bytes is None
+    known: dict[str, Any] = {
+        "seed": 1,
+        "max_num_seqs": 4,
+        "cpu_offload_gb": 0,
+        "load_format": "auto",
+    }
+    assert need(plan(llama(), **known).spec, llama()).least_bytes == 15 * GIB
+
+
+def test_what_is_done_already_is_not_advised() -> None:
+    """No quantised model for who quantises it while it is loaded."""
+    (line,) = said(plan(llama(40), T4, quantization="bitsandbytes"))
+    assert line.endswith("Use a smaller model.")
+
+
+def test_tensors_that_may_be_left_out_are_no_reason_to_refuse() -> None:
+    """A tower for pictures that text has no use for: it may fit, so it is a warning."""
+    model = llama(20, doubtful={"BF16": 8 * GIB})
+    assert need(plan(model).spec, model).least_bytes == 12 * GIB
+    (line,) = said(plan(model, T4))
+    assert line.startswith("warn llama: cuda:0: the weights take 20.0 GiB; ")
+    (line,) = said(plan(llama(20, doubtful={"BF16": GIB}), T4))
+    assert line.startswith("refuse llama: cuda:0: the weights take 20.0 GiB; ")
+
+
+def test_what_embeds_may_go_over_its_share() -> None:
+    """Without a cache vLLM needs no room beside the weights."""
+    one = plan(llama(14.5), T4)
+    (line,) = said(replace(one, spec=replace(one.spec, task="embed")))
+    assert line.startswith("warn llama: cuda:0: the weights take 14.5 GiB; vLLM may use 13.8")
+
+
+def test_weights_that_leave_no_room_for_anything_else() -> None:
+    """14.9 of 15.0 GiB is no fit: CUDA and activations take about a GiB."""
+    assert said(plan(llama(13.9), T4, engine="transformers")) == []
+    assert said(plan(llama(14.9), T4, engine="transformers")) == [
+        "warn llama: cuda:0: the weights take 14.9 GiB; 15.0 of 15.0 GiB are for them and for "
+        "about 1.0 of activations and CUDA. Use a smaller model, or a quantised model (AWQ, GPTQ)."
+    ]
+    seen = {"cuda:0": Seen(reading=reading(15, 5))}
+    assert len(said(plan(llama(9.5), T4, engine="transformers"), seen=seen)) == 1
+    assert len(said(plan(llama(13.5, cached=False), T4))) == 1
+
+
+@pytest.mark.parametrize("odd", ["4G", -1, True, 10**400, None, [4]])
+def test_odd_sizes_of_a_cache_crash_nothing(odd: object) -> None:
+    """They are the engine's to refuse."""
+    for device in (CORES, T4, L4):
+        said(plan(llama(1), device, kv_cache_memory_bytes=odd, max_model_len=odd), free_bytes=GIB)
 
 
 @pytest.mark.parametrize(

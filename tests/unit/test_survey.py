@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -49,6 +51,8 @@ def test_the_installed_torch() -> None:
     ("environ", "said"),
     [
         ({}, ""),
+        ({"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1"}, ""),
+        ({"HF_HUB_OFFLINE": "no", "TRANSFORMERS_OFFLINE": "1"}, ""),
         ({"HF_HUB_OFFLINE": "0"}, ""),
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE=1"),
         ({"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "yes"}, "TRANSFORMERS_OFFLINE=yes"),
@@ -58,6 +62,11 @@ def test_the_installed_torch() -> None:
 def test_whether_the_hub_may_be_asked(environ: dict[str, str], said: str) -> None:
     """As the hub's own library reads these variables."""
     assert offline(environ) == said
+    if "VLLM_USE_MODELSCOPE" not in environ:
+        script = "from huggingface_hub import constants; print(constants.HF_HUB_OFFLINE)"
+        kept = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
+        asked = subprocess.check_output([sys.executable, "-c", script], env={**kept, **environ})
+        assert asked.decode().strip() == str(bool(said))
 
 
 def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

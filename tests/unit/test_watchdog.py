@@ -37,13 +37,17 @@ def hung(watchdog: Watchdog, seconds: int, *, steps: int | None = 0, busy: int =
 def test_a_worker_without_a_sign_of_life_hangs() -> None:
     """Whatever it is doing, also where nothing is asked of it; it is told once."""
     for stage in ("starting", "importing", "imported", "loading", "ready"):
-        assert hung(watched(stage), 60, steps=None, busy=0) == ["it gave no sign of life for 5 s"]
+        assert hung(watched(stage), 60, steps=None, busy=0) == [
+            "it gave no sign of life for 5 s (--hang-timeout, 10 at least)"
+        ]
 
 
 def test_an_engine_that_finishes_no_step_hangs() -> None:
     """Signs of life from another thread do not help it."""
     assert hung(watched("ready"), 10) == []
-    assert hung(watched("ready"), 60) == ["it finished no step of its engine for 10 s"]
+    assert hung(watched("ready"), 60) == [
+        "it finished no step of its engine for 10 s (--hang-timeout)"
+    ]
 
 
 def test_steps_and_outcomes_are_progress() -> None:
@@ -66,13 +70,17 @@ def test_a_worker_without_requests_is_not_waited_for() -> None:
 
 def test_a_load_without_news_hangs() -> None:
     """Each stage and each fraction of it is news."""
-    assert hung(watched("importing"), 60) == ["it sent no news while importing for 20 s"]
+    assert hung(watched("importing"), 60) == [
+        "it sent no news while importing for 20 s (--hang-timeout, times 10)"
+    ]
     watchdog = watched("imported")
     watchdog.granted(0)
     for part in range(5):
         watchdog.heard(0, Loading("loading", part / 5))
         assert hung(watchdog, 20) == []
-    assert hung(watchdog, 5) == ["it sent no news while loading for 20 s"]
+    assert hung(watchdog, 5) == [
+        "it sent no news while loading for 20 s (--hang-timeout, times 10)"
+    ]
 
 
 def test_a_worker_that_waits_for_its_turn_does_not_hang() -> None:
@@ -86,7 +94,7 @@ def test_a_device_that_does_not_become_free() -> None:
     """Another that never leaves it is found out, although nothing can be heard of this one."""
     assert hung(watched("waiting"), 40, steps=None) == []
     reasons = hung(watched("waiting"), 60, steps=None)
-    assert reasons == ["its device was not free for 40 s"]
+    assert reasons == ["its device was not free for 40 s (--hang-timeout, 60 at least)"]
 
 
 def test_a_worker_is_watched_from_its_start_to_its_end() -> None:
