@@ -26,7 +26,8 @@ from mgpu_magic.findings import Plan, refusal, sentence
 from mgpu_magic.fingerprints import fingerprint
 from mgpu_magic.fit import replaced_dtype
 from mgpu_magic.identity import request_keys
-from mgpu_magic.journal import Asked, Journal
+from mgpu_magic.journal import Journal
+from mgpu_magic.matching import Asked
 from mgpu_magic.placement import Placed, place
 from mgpu_magic.preflight import findings, substitutions
 from mgpu_magic.prompts import Prepared, to_requests

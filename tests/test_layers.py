@@ -53,6 +53,7 @@ KERNEL = (
         "snapshot",
         "tables",
     },
+    {"matching"},
     {"advice", "columns", "markup", "options", "scheduler", "tracked", "views", "watchdog"},
     {"pictures"},
     {"stats"},
