@@ -38,16 +38,21 @@ _KEY_BYTES = 12  # 16 characters of base64; a billion keys share none but once i
 
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     "vllm": frozenset({
-        "block_size", "cpu_offload_gb", "disable_custom_all_reduce", "disable_log_requests",
-        "disable_log_stats", "distributed_executor_backend", "download_dir",
-        "enable_chunked_prefill", "enable_lora", "enable_prefix_caching", "enforce_eager",
-        "engine_process", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_cpu_loras",
-        "max_lora_rank", "max_loras", "max_num_batched_tokens", "max_num_seqs",
-        "max_parallel_loading_workers", "num_gpu_blocks_override", "scheduling_policy",
-        "show_hidden_metrics_for_version", "swap_space", "tensor_parallel_size",
-        "use_tqdm_on_load",
+        "api_process_count", "async_scheduling", "block_size", "collect_detailed_traces",
+        "cpu_offload_gb", "cuda_graph_sizes", "disable_custom_all_reduce", "disable_log_requests",
+        "disable_log_stats", "disable_mm_preprocessor_cache", "distributed_executor_backend",
+        "download_dir", "enable_chunked_prefill", "enable_log_requests", "enable_lora",
+        "enable_prefix_caching", "enable_sleep_mode", "enforce_eager", "engine_process",
+        "gpu_memory_utilization", "hf_token", "kv_cache_memory_bytes", "kv_cache_metrics",
+        "long_prefill_token_threshold", "max_cpu_loras", "max_long_partial_prefills",
+        "max_lora_rank", "max_loras", "max_num_batched_tokens", "max_num_partial_prefills",
+        "max_num_seqs", "max_parallel_loading_workers", "max_seq_len_to_capture",
+        "mm_processor_cache_gb", "num_gpu_blocks_override", "otlp_traces_endpoint",
+        "pipeline_parallel_size", "preemption_mode", "safetensors_load_strategy",
+        "scheduling_policy", "served_model_name", "show_hidden_metrics_for_version", "swap_space",
+        "tensor_parallel_size", "token", "use_tqdm_on_load",
     }),
-    "transformers": frozenset({"batch_size"}),
+    "transformers": frozenset({"batch_size", "hf_token", "token"}),
     "python": frozenset({"batch_size"}),
     "echo": frozenset({
         "capacity", "delay", "delay_per_character", "fail_to_load", "fork_child",
@@ -55,6 +60,16 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     }),
 }  # fmt: skip
 """Arguments by engine that decide how fast and in how much memory, not what is answered."""
+
+UNSET: Mapping[str, tuple[object, ...]] = {
+    "allow_new_weights": (False,),
+    "load_format": (  # others quantise (bitsandbytes), or draw weights by chance (dummy)
+        "auto", "fastsafetensors", "hf", "pt", "runai_streamer", "safetensors",
+    ),
+    "tokenizer_mode": ("auto",),
+    "trust_remote_code": (False,),
+}  # fmt: skip
+"""Values of arguments that are the same as none."""
 
 
 def request_keys(
@@ -105,9 +120,13 @@ def _model_content(model: ModelSpec, fingerprint: Fingerprint) -> bytes:
     arguments = [
         (name, _argument(name, value, fingerprint))
         for name, value in sorted(model.engine_args.items())
-        if name not in WITHOUT_EFFECT[model.engine]
+        if name not in WITHOUT_EFFECT[model.engine] and not _is_unset(name, value)
     ]
     return content((model.engine, model.task, named, arguments), where)
+
+
+def _is_unset(name: str, value: object) -> bool:
+    return isinstance(value, bool | str) and value in UNSET.get(name, ())
 
 
 def _argument(name: str, value: object, fingerprint: Fingerprint) -> object:
@@ -118,7 +137,7 @@ def _argument(name: str, value: object, fingerprint: Fingerprint) -> object:
             )
         case Function():
             return value.content
-        case str() if "/" in value:  # a tokenizer, say, that lies in a directory of its own
+        case str() if value:  # a tokenizer, say, that lies in a directory of its own
             return fingerprint(value) or value
         case str() | None:
             return value
