@@ -48,7 +48,7 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
         "max_lora_rank", "max_loras", "max_num_batched_tokens", "max_num_partial_prefills",
         "max_num_seqs", "max_parallel_loading_workers", "max_seq_len_to_capture",
         "mm_processor_cache_gb", "num_gpu_blocks_override", "otlp_traces_endpoint",
-        "pipeline_parallel_size", "preemption_mode", "safetensors_load_strategy",
+        "preemption_mode", "safetensors_load_strategy",
         "scheduling_policy", "served_model_name", "show_hidden_metrics_for_version", "swap_space",
         "tensor_parallel_size", "token", "use_tqdm_on_load",
     }),
@@ -77,6 +77,7 @@ def request_keys(
     requests: Sequence[Request],
     originals: Sequence[object],
     fingerprint: Fingerprint,
+    files: dict[str, bytes] | None = None,
 ) -> bytes:
     """The keys of requests, `KEY_CHARS` bytes of ASCII each, one after the other.
 
@@ -85,6 +86,7 @@ def request_keys(
         requests: One per prompt.
         originals: What the user passed for each.
         fingerprint: The digest of a local file or directory; None where there is none.
+        files: Gets the digests of the user's modules that objects among the prompts need.
 
     Raises:
         SpecError: The model, a function or a prompt has nothing that another kernel would know.
@@ -100,7 +102,7 @@ def request_keys(
             begun = hashlib.blake2b(asked + settings, digest_size=_KEY_BYTES)
             shared[setting] = begun
         digest = begun.copy()
-        digest.update(_prompt(request.prompt, originals, request.index))
+        digest.update(_prompt(request.prompt, originals, request.index, files))
         keys += digest.digest()
     return binascii.b2a_base64(keys, newline=False)
 
@@ -158,7 +160,9 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _prompt(prompt: Prompt, originals: Sequence[object], index: int) -> bytes:
+def _prompt(
+    prompt: Prompt, originals: Sequence[object], index: int, files: dict[str, bytes] | None
+) -> bytes:
     match prompt:
         case str():
             return b"t" + prompt.encode("utf-8", "surrogatepass")
@@ -172,7 +176,7 @@ def _prompt(prompt: Prompt, originals: Sequence[object], index: int) -> bytes:
         case Pair(first, second):
             return b"p" + json.dumps((first, second)).encode()
         case Pickled():
-            return b"o" + content(originals[index], f"prompt {index}")
+            return b"o" + content(originals[index], f"prompt {index}", files)
         case _:
             assert_never(prompt)
 

@@ -26,6 +26,8 @@ class Function:
         live: The function itself, for a thread of the kernel; else None.
         marks: Of a live function: its code and what it uses, to be compared.
         content: The digest of its code and of what it uses, for a journal; empty without one.
+        files: Of a journal's job: paths of the user's modules that it needs, and their digests. A
+            worker that imported another text of them is none for it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Function:
     live: Callable[..., Any] | None = field(default=None, compare=False)
     marks: object = None
     content: bytes = field(default=b"", compare=False)
+    files: tuple[tuple[str, bytes], ...] = ()
 
 
 _SCALARS = (str, bytes, bool, int, float, type(None))

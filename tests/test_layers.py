@@ -31,6 +31,7 @@ DATA = (
 )
 KERNEL = (
     *DATA,
+    {"own_modules"},
     {"content"},
     {
         "arrays",
