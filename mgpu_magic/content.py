@@ -198,6 +198,8 @@ class _Walk:
                 return _hash("global", parts.encode(), self._wrapped(value))
             make, args, state, items, pairs = (*parts, None, None, None)[:5]
             kept = (make, args, state, items and list(items), pairs and list(pairs))
+        except SpecError:
+            raise
         except Exception as error:  # pickling runs the code of the user's objects
             raise self._refusal(value, f"{type(error).__name__}: {error}") from error
         return self._all("object", kept)

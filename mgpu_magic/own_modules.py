@@ -7,14 +7,13 @@ module ──> its file, compiled ──> code, and the modules that it imports 
 
 A worker imports the file as it is, a thread has what the kernel imported: an answer can be told
 by the file where both are the same. Comments and lines do not count.
-Imports `errors` alone.
+Imports `errors` and `sendable` alone.
 """
 
 from __future__ import annotations
 
 import ast
 import dis
-import hashlib
 import marshal
 import os
 import sys
@@ -28,12 +27,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
+from mgpu_magic.sendable import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from importlib.machinery import ModuleSpec
-
-DIGEST_BYTES = 16
 
 
 def code_content(code: CodeType) -> bytes:
@@ -44,7 +42,7 @@ def code_content(code: CodeType) -> bytes:
         code.co_freevars, code.co_cellvars, code.co_argcount, code.co_posonlyargcount,
         code.co_kwonlyargcount, code.co_flags,
     )  # fmt: skip
-    return _digest(repr(told).encode("utf-8", "surrogatepass"))
+    return digest(repr(told).encode("utf-8", "surrogatepass"))
 
 
 def is_own(module: ModuleType) -> bool:
@@ -109,7 +107,7 @@ class OwnModules:
                 waiting += [part for imported in imports for part in _parts(imported)]
         if not told:
             return b""
-        return _digest(b"".join(name.encode() + b"\0" + told[name] for name in sorted(told)))
+        return digest(b"".join(name.encode() + b"\0" + told[name] for name in sorted(told)))
 
     def _source(self, name: str) -> tuple[bytes, tuple[str, ...]] | None:
         path = _own_path(name)
@@ -117,9 +115,9 @@ class OwnModules:
             return None
         try:
             source = path.read_bytes()
-            self.files[str(path.absolute())] = _digest(source)
+            self.files[str(path.absolute())] = digest(source)
             if path.suffix != ".py":
-                return _digest(source), ()
+                return digest(source), ()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it was imported with them
                 code = compile(source, str(path), "exec", dont_inherit=True)
@@ -148,10 +146,6 @@ def _constant(value: object) -> object:
         case frozenset():
             return ("set", *sorted(repr(_constant(item)) for item in value))
     return value
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def _is_own_file(name: str, path: Path) -> bool:
@@ -219,7 +213,7 @@ def _spec(name: str) -> ModuleSpec | None:
         return PathFinder.find_spec(name)
     loaded = sys.modules.get(parent)
     above = None if loaded else _spec(parent)
-    path = getattr(loaded, "__path__", above and above.submodule_search_locations)
+    path: Any = getattr(loaded, "__path__", above and above.submodule_search_locations)
     return None if path is None else PathFinder.find_spec(name, path)
 
 
@@ -242,15 +236,21 @@ def _was_changed(module: ModuleType, code: CodeType, source: bytes, path: Path) 
 
 def _functions(names: Mapping[str, Any], module: ModuleType) -> Iterator[FunctionType]:
     """The functions of a module's file, in its classes too."""
-    for value in list(names.values()):
-        inner = getattr(value, "__func__", getattr(value, "fget", value))
-        with suppress(Exception):  # objects of the user's, whatever they do
-            inner = getattr(inner, "__wrapped__", inner)
-        match inner:
-            case FunctionType() if inner.__code__.co_filename == module.__file__:
+    waiting, seen = [names], set[type]()
+    while waiting:
+        for value in list(waiting.pop().values()):
+            inner = getattr(value, "__func__", getattr(value, "fget", value))
+            with suppress(Exception):  # objects of the user's, whatever they do
+                inner = getattr(inner, "__wrapped__", inner)
+            if _is_of_file(inner, module):
                 yield inner
-            case type() if inner.__module__ == module.__name__ and inner is not names:
-                yield from _functions(vars(inner), module)
+            elif isinstance(inner, type) and inner.__module__ == module.__name__:
+                waiting += [] if inner in seen else [vars(inner)]
+                seen.add(inner)
+
+
+def _is_of_file(value: object, module: ModuleType) -> bool:
+    return isinstance(value, FunctionType) and value.__code__.co_filename == module.__file__
 
 
 def _has_other_values(module: ModuleType, tree: ast.Module, code: CodeType) -> bool:
@@ -264,11 +264,12 @@ def _has_other_values(module: ModuleType, tree: ast.Module, code: CodeType) -> b
     written: dict[str, Any] = {}
     for statement in tree.body:
         match statement:
-            case (
-                ast.FunctionDef(name=name)
-                | ast.AsyncFunctionDef(name=name)
-                | ast.ClassDef(name=name)
-            ):
+            case ast.FunctionDef(name=name, decorator_list=[]):
+                if not _is_of_file(vars(module).get(name), module):
+                    return True
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                written[name] = None
+            case ast.ClassDef(name=name):
                 written[name] = None
             case (
                 ast.Assign(targets=[ast.Name(name)], value=value)
@@ -288,7 +289,8 @@ def _has_other_values(module: ModuleType, tree: ast.Module, code: CodeType) -> b
         with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             literal = None if value is None else ast.literal_eval(value)
             # What is empty is there to be filled.
-            if literal and repr(vars(module)[name]) != repr(literal):
+            loaded = vars(module)[name]
+            if literal and repr(loaded) != repr(literal) and loaded != literal:
                 return True
     return False
 
