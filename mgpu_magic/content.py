@@ -40,22 +40,18 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 16
 
 
-def content(value: object, where: str, files: dict[str, bytes] | None = None) -> bytes:
+def content(value: object, where: str, modules: OwnModules | None = None) -> bytes:
     """The digest of a value: equal in every kernel for a value that is made in the same way.
 
     Args:
         value: Data, arrays, functions and classes of the notebook, objects that can be pickled.
         where: How the user would name it; used in the message.
-        files: Gets the digests of the user's modules that it needs, by their paths.
+        modules: Gets to know the modules of the user's that it needs; for many values one.
 
     Raises:
         SpecError: Something in it has no content that could be told (a lock, a loaded model).
     """
-    walk = _Walk(where)
-    digest = walk.digest(value)
-    if files is not None:
-        files.update(walk.files)
-    return digest
+    return _Walk(where, modules or OwnModules(where)).digest(value)
 
 
 def used(function: Any) -> Iterator[tuple[str, object]]:
@@ -95,17 +91,12 @@ def _globals(code: CodeType) -> Iterator[str]:
 class _Walk:
     """Goes through one value; what contains itself is met once."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, modules: OwnModules) -> None:
         self._where = where
-        self._modules = OwnModules(where)
+        self._modules = modules
         self._name = ""  # of the last variable on the way
         self._way: dict[int, int] = {}
         self._known: dict[int, tuple[object, bytes]] = {}  # holds them, so that ids stay theirs
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """See `content`."""
-        return self._modules.files
 
     def digest(self, value: Any) -> bytes:
         kind = type(value)

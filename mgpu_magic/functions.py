@@ -5,7 +5,7 @@ def in a cell ── to_function ──> Function(by value, with its source line
                            └───> Function(live)                              for a thread
 ```
 
-Pure; imports `content`, `errors` and `sendable` alone.
+Pure; imports `content`, `errors`, `own_modules` and `sendable` alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.content import content, members, used
 from mgpu_magic.errors import SpecError
+from mgpu_magic.own_modules import OwnModules
 from mgpu_magic.sendable import Function
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def to_function(function: Any, name: str, *, live: bool, told: bool = False) -> 
     made = _live(function, name) if live else _sent(function, name)
     if not told:
         return made
-    files: dict[str, bytes] = {}
-    digest = content(function, name, files)
-    return with_files(replace(made, content=digest), files)
+    modules = OwnModules(name)
+    digest = content(function, name, modules)
+    return with_files(replace(made, content=digest), modules.files)
 
 
 def with_files(function: Function, files: Mapping[str, bytes]) -> Function:

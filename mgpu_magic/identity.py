@@ -9,7 +9,7 @@ prompt ────────────────────────�
 Nothing that an answer does not depend on counts: devices, the number of copies, batch sizes, how
 much memory is used, names, the place of a prompt. What is not known to be such counts.
 Pure: files are looked at by the function that it is given. Imports `content`, `errors`,
-`messages` and `sendable` alone.
+`messages`, `own_modules` and `sendable` alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from mgpu_magic.content import content
 from mgpu_magic.errors import SpecError
 from mgpu_magic.messages import Chat, Pair, Pickled, Tokens
+from mgpu_magic.own_modules import OwnModules
 from mgpu_magic.sendable import Function
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def request_keys(
     requests: Sequence[Request],
     originals: Sequence[object],
     fingerprint: Fingerprint,
-    files: dict[str, bytes] | None = None,
+    modules: OwnModules | None = None,
 ) -> bytes:
     """The keys of requests, `KEY_CHARS` bytes of ASCII each, one after the other.
 
@@ -86,12 +87,13 @@ def request_keys(
         requests: One per prompt.
         originals: What the user passed for each.
         fingerprint: The digest of a local file or directory; None where there is none.
-        files: Gets the digests of the user's modules that objects among the prompts need.
+        modules: Gets to know the modules of the user's that objects among the prompts need.
 
     Raises:
         SpecError: The model, a function or a prompt has nothing that another kernel would know.
     """
     asked = _model_content(model, fingerprint)
+    modules = modules or OwnModules("a prompt")
     shared: dict[tuple[int, int, str | None], Any] = {}
     keys = bytearray()
     for request in requests:
@@ -102,7 +104,7 @@ def request_keys(
             begun = hashlib.blake2b(asked + settings, digest_size=_KEY_BYTES)
             shared[setting] = begun
         digest = begun.copy()
-        digest.update(_prompt(request.prompt, originals, request.index, files))
+        digest.update(_prompt(request.prompt, originals, request.index, modules))
         keys += digest.digest()
     return binascii.b2a_base64(keys, newline=False)
 
@@ -160,9 +162,7 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _prompt(
-    prompt: Prompt, originals: Sequence[object], index: int, files: dict[str, bytes] | None
-) -> bytes:
+def _prompt(prompt: Prompt, originals: Sequence[object], index: int, modules: OwnModules) -> bytes:
     match prompt:
         case str():
             return b"t" + prompt.encode("utf-8", "surrogatepass")
@@ -176,7 +176,7 @@ def _prompt(
         case Pair(first, second):
             return b"p" + json.dumps((first, second)).encode()
         case Pickled():
-            return b"o" + content(originals[index], f"prompt {index}", files)
+            return b"o" + content(originals[index], f"prompt {index}", modules)
         case _:
             assert_never(prompt)
 

@@ -29,6 +29,7 @@ from mgpu_magic.functions import with_files
 from mgpu_magic.identity import request_keys
 from mgpu_magic.journal import Journal
 from mgpu_magic.matching import Asked
+from mgpu_magic.own_modules import OwnModules
 from mgpu_magic.placement import Placed, place
 from mgpu_magic.preflight import findings, substitutions
 from mgpu_magic.prompts import Prepared, to_requests
@@ -111,10 +112,10 @@ def prepare(
         found = located(model) if prompts[model.name].requests else model
         ready, prompts[model.name] = with_adapters(found, prompts[model.name])
         if job.journal is not None:
-            read, files = prompts[model.name], dict[str, bytes]()
-            keys = request_keys(found, read.requests, read.originals, fingerprint, files)
+            read, modules = prompts[model.name], OwnModules("a prompt")
+            keys = request_keys(found, read.requests, read.originals, fingerprint, modules)
             asked.append(Asked(model.name, keys, read.originals))
-            ready = _needing(ready, files)
+            ready = _needing(ready, modules.files)
         models.append(ready)
     journal = None if job.journal is None else Journal(job.journal, asked, _libraries(models))
     try:

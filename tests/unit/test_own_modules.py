@@ -12,13 +12,19 @@ import pytest
 
 from mgpu_magic.content import content
 from mgpu_magic.errors import SpecError
+from mgpu_magic.engines.python import PythonEngine
 from mgpu_magic.functions import to_function
-from mgpu_magic.sendable import digest
+from mgpu_magic.options import Options
+from mgpu_magic.own_modules import OwnModules
+from mgpu_magic.preparation import prepare
+from mgpu_magic.sendable import Function, digest
+from mgpu_magic.spec import Device, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+CPU = Device(kind="cpu", index=0, name="CPU", mask="", cores=(0,))
 HELPER = """
 import os
 from dataclasses import dataclass
@@ -203,9 +209,10 @@ def test_packages(folder: Path) -> None:
 def test_libraries_are_known_by_their_names() -> None:
     """What is installed is not read."""
     assert content(np.linalg, "m") == content(np.linalg, "m") != content(np.random, "m")
-    files: dict[str, bytes] = {}
-    content(cell("import numpy\ndef predict(x):\n import json\n return numpy.abs(x)"), "", files)
-    assert files == {}
+    modules = OwnModules("predict")
+    source = "import numpy\ndef predict(x):\n    import json\n    return numpy.abs(x)\n"
+    content(cell(source), "predict", modules)
+    assert modules.files == {}
 
 
 def test_a_worker_of_another_text_is_none_for_it(folder: Path) -> None:
@@ -221,5 +228,34 @@ def test_a_worker_of_another_text_is_none_for_it(folder: Path) -> None:
     assert function.changed == paths[2]
     importlib.reload(sys.modules["third"])
     assert function != to_function(predict, "predict", live=False, told=True)
+    engine = PythonEngine(
+        WorkerSpec(engine="python", model="", engine_args={"predict": function}, devices=(CPU,))
+    )
+    with pytest.raises(RuntimeError, match=r"third\.py was changed since the job began"):
+        engine.prepare()
     (folder / "third.py").unlink()
     assert function.changed == paths[2]
+
+
+def test_objects_among_the_prompts(folder: Path) -> None:
+    """They need their class's file too: a worker that imported another is none for them."""
+    import helper
+
+    def needs() -> tuple[tuple[str, bytes], ...]:
+        options = Options(
+            prompts=[helper.Point(1), helper.Point(2)],
+            predict=len,
+            journal=folder / "j",
+            devices="cpu",
+        )
+        ready = prepare(options.job(), "cpu")
+        ready.abandon()
+        function = ready.placed[0].spec.engine_args["predict"]
+        assert isinstance(function, Function)
+        return function.files
+
+    before = needs()
+    assert [path for path, _ in before][:1] == [str(folder / "helper.py")]
+    write(folder, "helper", HELPER + "B = 1\n")
+    importlib.reload(helper)
+    assert needs() != before
