@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mgpu_magic.content import content
-from mgpu_magic.errors import SpecError
 from mgpu_magic.engines.python import PythonEngine
+from mgpu_magic.errors import SpecError
 from mgpu_magic.functions import to_function
 from mgpu_magic.options import Options
 from mgpu_magic.own_modules import OwnModules
