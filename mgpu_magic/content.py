@@ -2,13 +2,13 @@
 
 ```
 value ──> its kind and its parts ──> the same of each part ──> digest
-function ──> code, defaults, closure, globals that it reads
+function ──> code, defaults, closure, globals that it reads, modules of the user's
 object ───> class, state (what pickling it would keep)
 ```
 
 Pickled bytes will not do: they depend on which equal parts are one object, and a class of a
 notebook gets a random name in them. Sources and line numbers do not count.
-Pure. Imports `errors` alone.
+Imports `errors` and `own_modules` alone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import copyreg
 import dis
 import hashlib
 import sys
-import sysconfig
 from itertools import chain
-from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -34,6 +32,7 @@ from types import (
 from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.errors import SpecError
+from mgpu_magic.own_modules import OwnModules, code_content, is_own, reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,17 +40,18 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 16
 
 
-def content(value: object, where: str) -> bytes:
+def content(value: object, where: str, modules: OwnModules | None = None) -> bytes:
     """The digest of a value: equal in every kernel for a value that is made in the same way.
 
     Args:
         value: Data, arrays, functions and classes of the notebook, objects that can be pickled.
         where: How the user would name it; used in the message.
+        modules: Gets to know the modules of the user's that it needs; for many values one.
 
     Raises:
         SpecError: Something in it has no content that could be told (a lock, a loaded model).
     """
-    return _Walk(where).digest(value)
+    return _Walk(where, modules or OwnModules(where)).digest(value)
 
 
 def used(function: Any) -> Iterator[tuple[str, object]]:
@@ -91,8 +91,9 @@ def _globals(code: CodeType) -> Iterator[str]:
 class _Walk:
     """Goes through one value; what contains itself is met once."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, modules: OwnModules) -> None:
         self._where = where
+        self._modules = modules
         self._name = ""  # of the last variable on the way
         self._way: dict[int, int] = {}
         self._known: dict[int, tuple[object, bytes]] = {}  # holds them, so that ids stay theirs
@@ -124,25 +125,27 @@ class _Walk:
         if kind in (set, frozenset):
             return _hash("set", *sorted(map(self.digest, value)))
         match value:
-            case FunctionType() if _stands_in(value):
-                return _by_name(value)
+            case FunctionType() | type() if _stands_alone(value):
+                own = self._modules.content([value.__module__])
+                return _hash("global", value.__module__.encode(), value.__qualname__.encode(), own)
             case FunctionType():
+                code = value.__code__
                 held = (value.__defaults__, value.__kwdefaults__)
+                reads = self._modules.content(reached(code, value.__globals__))
                 names = self._named(used(value))
-                return _hash("def", self._code(value.__code__), self.digest(held), *names)
+                return _hash("def", code_content(code), self.digest(held), reads, *names)
             case MethodType():
                 return self._all("method", (value.__func__, value.__self__))
             case BuiltinFunctionType() if not isinstance(value.__self__, ModuleType | None):
                 return self._all("method", (value.__name__, value.__self__))
             case ModuleType():
-                return _hash("module", value.__name__.encode(), _source(value))
-            case type() if _stands_in(value):
-                return _by_name(value)
+                own = self._modules.content([value.__name__])
+                return _hash("module", value.__name__.encode(), own)
             case type():
                 names = self._named(members(value))
                 return _hash("class", value.__qualname__.encode(), self._bases(value), *names)
             case CodeType():
-                return self._code(value)
+                return code_content(value)
             case MemberDescriptorType() | GetSetDescriptorType():
                 return _hash("slot", value.__name__.encode())
         if _is_of(kind, "torch", "Tensor"):
@@ -164,13 +167,6 @@ class _Walk:
     def _bases(self, kind: type) -> bytes:
         return self._all("bases", kind.__bases__)
 
-    def _code(self, code: CodeType) -> bytes:
-        names = (
-            code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
-            code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
-        )  # fmt: skip
-        return self._all("code", (code.co_code, code.co_consts, names))
-
     def _array(self, array: Any) -> bytes:
         if array.dtype.hasobject:
             return self._all("array", (array.shape, array.tolist()))
@@ -190,12 +186,23 @@ class _Walk:
             reduce = copyreg.dispatch_table.get(type(value))
             parts: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
             if isinstance(parts, str):
-                return _hash("global", parts.encode())
+                return _hash("global", parts.encode(), self._wrapped(value))
             make, args, state, items, pairs = (*parts, None, None, None)[:5]
             kept = (make, args, state, items and list(items), pairs and list(pairs))
+        except SpecError:
+            raise
         except Exception as error:  # pickling runs the code of the user's objects
             raise self._refusal(value, f"{type(error).__name__}: {error}") from error
         return self._all("object", kept)
+
+    def _wrapped(self, value: Any) -> bytes:
+        """What a function of the user's is that is known by its name: one with a cache, say."""
+        module = sys.modules.get(getattr(value, "__module__", None) or "")
+        if module is None or not is_own(module):
+            return b""
+        if module.__name__ == "__main__":
+            return self.digest(getattr(value, "__wrapped__", None))
+        return self._modules.content([module.__name__])
 
     def _refusal(self, value: object, why: str) -> SpecError:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -240,37 +247,16 @@ def _is_of(kind: type, package: str, name: str) -> bool:
     )
 
 
-def _by_name(value: Any) -> bytes:
-    return _hash("global", value.__module__.encode(), value.__qualname__.encode())
+def _stands_alone(value: Any) -> bool:
+    """Whether a module other than the notebook has a function or class under its name."""
+    module = _found_in(value)
+    return module is not None and module.__name__ != "__main__"
 
 
-def _stands_in(value: Any) -> bool:
-    """Whether a library has a function or class under its name; the user's own files are none."""
+def _found_in(value: Any) -> ModuleType | None:
+    """The module that has a function or class under its name."""
     module = sys.modules.get(value.__module__ or "")
-    if module is None or _is_own(module):
-        return False
     found: Any = module
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)
-    return found is value
-
-
-def _is_own(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    if module.__name__ == "__main__":
-        return True
-    if file is None:
-        return False
-    path = Path(file)
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return not installed and not path.is_relative_to(sysconfig.get_path("stdlib"))
-
-
-def _source(module: ModuleType) -> bytes:
-    """The file of a module of the user's own."""
-    if not _is_own(module) or not getattr(module, "__file__", None):
-        return b""
-    try:
-        return Path(module.__file__ or "").read_bytes()
-    except OSError:
-        return b""
+    return module if found is value else None

@@ -5,7 +5,7 @@ def in a cell ── to_function ──> Function(by value, with its source line
                            └───> Function(live)                              for a thread
 ```
 
-Pure; imports `content`, `errors` and `sendable` alone.
+Pure; imports `content`, `errors`, `own_modules` and `sendable` alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import os
 from collections import ChainMap
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mgpu_magic.content import content, members, used
 from mgpu_magic.errors import SpecError
+from mgpu_magic.own_modules import OwnModules
 from mgpu_magic.sendable import Function
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def to_function(function: Any, name: str, *, live: bool, told: bool = False) -> Function:
@@ -39,7 +43,16 @@ def to_function(function: Any, name: str, *, live: bool, told: bool = False) -> 
     if not callable(function):
         raise SpecError(f"{name} is of type {type(function).__name__}; define a function")
     made = _live(function, name) if live else _sent(function, name)
-    return replace(made, content=content(function, name)) if told else made
+    if not told:
+        return made
+    modules = OwnModules(name)
+    digest = content(function, name, modules)
+    return with_files(replace(made, content=digest), modules.files)
+
+
+def with_files(function: Function, files: Mapping[str, bytes]) -> Function:
+    """The function for a worker that has loaded these files as they are."""
+    return replace(function, files=tuple(sorted({**dict(function.files), **files}.items())))
 
 
 def _live(function: Any, name: str) -> Function:

@@ -16,10 +16,8 @@ import json
 import logging
 import threading
 import time
-from array import array
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -29,6 +27,7 @@ from mgpu_magic.cells import prompt_text
 from mgpu_magic.errors import SpecError
 from mgpu_magic.identity import KEY_CHARS
 from mgpu_magic.journal_file import JournalFile
+from mgpu_magic.matching import Asked, Rows, Strays
 from mgpu_magic.outcomes import Failure, Outcome
 from mgpu_magic.records import NotDataError, fields_of, outcome_of
 
@@ -43,25 +42,7 @@ _BLOCK_BYTES = 2**20
 _PROMPT_CHARS = 80
 _PREFIX = b'{"key":"'
 _KEY = slice(len(_PREFIX), len(_PREFIX) + KEY_CHARS)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The prompts of one model.
-
-    Attributes:
-        model: Its name.
-        keys: Of all its requests, see `identity.request_keys`.
-        prompts: What the user passed for each.
-    """
-
-    model: str
-    keys: bytes
-    prompts: Sequence[object]
-
-    def key(self, index: int) -> bytes:
-        """The key of one request."""
-        return self.keys[KEY_CHARS * index : KEY_CHARS * (index + 1)]
+_ADDED = "; these are added"
 
 
 class Journal:
@@ -96,6 +77,8 @@ class Journal:
             self._unbegun.append(JournalFile(name, lambda: _told(libraries)))
             (self._file,) = self._unbegun
             self.recorded: Mapping[str, Sequence[Outcome]] = self._read(asked)
+            if self._file.lacks_space:
+                self._break("there is no space for a new file on its disk")
         except BaseException:
             self.abandon()
             raise
@@ -131,7 +114,8 @@ class Journal:
 
     def add(self, model: str, outcomes: Iterable[Outcome]) -> None:
         """Have the outcomes written soon; returns at once."""
-        self._queue.extend((model, outcome) for outcome in outcomes)
+        if not self._file.is_read_only:
+            self._queue.extend((model, outcome) for outcome in outcomes)
 
     def end(self, then: Callable[[], object]) -> None:
         """No more will come; `then` is called from another thread once all is on the disk."""
@@ -147,24 +131,31 @@ class Journal:
 
     def _read(self, asked: Sequence[Asked]) -> dict[str, list[Outcome]]:
         recorded: dict[str, list[Outcome]] = {of_model.model: [] for of_model in asked}
-        if self._file.is_new:
-            return recorded
-        wanted = _Wanted(asked)
+        rows = Rows(asked)
+        strays = Strays(rows)
         others = unreadable = 0
         for line in self._file.lines():
             try:
                 key, fields = _parted(line)
-                model, index = wanted.row(key)
-                if model is None:
+                if not rows.is_free(key):
                     others += 1
                     continue
-                outcome = outcome_of(fields or json.loads(line), index)
+                fields = fields or json.loads(line)
+                place = rows.own(key, fields)
+                outcome = outcome_of(fields, place[1] if place else 0)
             except (ValueError, RecursionError):
                 unreadable += 1
                 continue
-            if not isinstance(outcome, Failure):
-                recorded[model].append(outcome)
-                wanted.take(key)
+            if isinstance(outcome, Failure):
+                continue
+            if place is None:
+                strays.keep(key, outcome)
+            else:
+                rows.take(*place)
+                recorded[place[0]].append(outcome)
+        for model, outcome in strays.placed():
+            recorded[model].append(outcome)
+        others += strays.left
         taken = sum(map(len, recorded.values()))
         self._notes.update(dict.fromkeys(self._words(taken, others, unreadable)))
         return recorded
@@ -172,6 +163,10 @@ class Journal:
     def _words(self, taken: int, others: int, unreadable: int) -> Iterator[str]:
         name = self._file.name
         total = sum(len(of_model.prompts) for of_model in self._asked.values())
+        if self._file.lacks_space:
+            return  # the first that comes tries again, and says so
+        if self._file.is_new:
+            yield f"new journal {self._file.path}"
         if taken:
             yield f"{taken:,} of {total:,} answers came from the journal {name}."
         if others and taken:
@@ -179,10 +174,15 @@ class Journal:
         elif others:
             yield (
                 f"journal {name} holds {_counted(others, 'outcome')} of other prompts, settings "
-                "or models, and none of this job's; these are added."
+                f"or models, and none of this job's{'' if self._file.is_read_only else _ADDED}."
             )
         if unreadable:
             yield f"journal {name}: {_counted(unreadable, 'line')} cannot be read; left out."
+        if self._file.is_read_only:
+            yield (
+                f"journal {name} can be read and not written: new answers are not kept there; "
+                "copy it to a folder where you may write to go on with it."
+            )
 
     # --- the writer's thread -----------------------------------------------------------------
 
@@ -206,23 +206,34 @@ class Journal:
         if self._broken and not last and time.monotonic() < self._retry_at:
             return
         try:
+            if self._block or self._queue or last:
+                self._restore()
             while self._block or self._queue:
                 self._block = self._block or self._encoded()
-                self._file.append(self._block)
-                self._block = b""
+                kept, error = self._file.append(self._block)
+                self._block = self._block[kept:]
+                if error is not None:
+                    raise error
             if last:
                 self._file.sync()
         except OSError as error:
-            self._broken = True
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._say(
-                f"journal {self._file.name} cannot be written ({error.strerror}); the run goes "
-                "on, and what is missing there is in the results, in memory."
-            )
+            self._break(error.strerror or str(error))
             return
         if self._broken:
             self._broken = False
             self._say(f"journal {self._file.name} could be written again and lacks nothing.")
+
+    def _restore(self) -> None:
+        if what := self._file.restore():
+            self._say(f"journal {self._file.name} was {what}.")
+
+    def _break(self, why: str) -> None:
+        self._broken = True
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._say(
+            f"journal {self._file.name} cannot be written ({why}); the run goes on, and what is "
+            "missing there is in the results, in memory."
+        )
 
     def _encoded(self) -> bytes:
         """Lines of what has come, about a block."""
@@ -263,37 +274,6 @@ class Journal:
         if note not in self._notes:
             self._notes[note] = None
             self._tell(note)
-
-
-class _Wanted:
-    """The rows that have no answer yet, by key; rows of one key have theirs in order."""
-
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        self._asked = asked
-        self._first: dict[bytes, int] = {}
-        self._next = array("q", bytes(8 * sum(len(of_model.prompts) for of_model in asked)))
-        row = len(self._next)
-        for of_model in reversed(asked):
-            for index in reversed(range(len(of_model.prompts))):
-                row -= 1
-                key = of_model.key(index)
-                self._next[row] = self._first.get(key, -1)
-                self._first[key] = row
-
-    def row(self, key: bytes) -> tuple[str | None, int]:
-        """Model and index of the next row of that key; None where there is none."""
-        row = self._first.get(key, -1)
-        if row < 0:
-            return None, 0
-        for of_model in self._asked:
-            if row < len(of_model.prompts):
-                break
-            row -= len(of_model.prompts)
-        return of_model.model, row
-
-    def take(self, key: bytes) -> None:
-        """The next row of that key has its answer."""
-        self._first[key] = self._next[self._first[key]]
 
 
 def _counted(count: int, what: str) -> str:

@@ -56,6 +56,10 @@ class RemoteError:
         """Short enough for a cell: the middle of a long message and the traceback are left out."""
         return f"RemoteError(kind={self.kind!r}, message={_SHORT.repr(self.message)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Masked once more by who receives it: the kernel may know secrets that came later."""
+        return _received, (self.kind, self.message, self.traceback)
+
     @classmethod
     def of(cls, error: BaseException, *, with_traceback: bool = True) -> RemoteError:
         """`error` as text that any process can read and anyone may see: without secrets.
@@ -69,6 +73,10 @@ class RemoteError:
         text = "".join(lines) if with_traceback else ""
         message = str(error) or repr(error)
         return cls(type(error).__name__, redacted(message), redacted(text))
+
+
+def _received(kind: str, message: str, text: str) -> RemoteError:
+    return RemoteError(kind, redacted(message), redacted(text))
 
 
 class TokenLogprob(NamedTuple):

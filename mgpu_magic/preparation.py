@@ -22,11 +22,15 @@ from typing import TYPE_CHECKING
 from mgpu_magic.devices import Discovery, discover, free_host_bytes
 from mgpu_magic.errors import PlacementError
 from mgpu_magic.fingerprints import fingerprint
+from mgpu_magic.functions import with_files
 from mgpu_magic.identity import request_keys
-from mgpu_magic.journal import Asked, Journal
+from mgpu_magic.journal import Journal
+from mgpu_magic.matching import Asked
 from mgpu_magic.outcomes import Failure, RemoteError
+from mgpu_magic.own_modules import OwnModules
 from mgpu_magic.placement import Placed, place
 from mgpu_magic.prompts import Prepared, to_requests
+from mgpu_magic.sendable import Function
 from mgpu_magic.siting import Sited, UnfitError, site
 from mgpu_magic.survey import look_around
 from mgpu_magic.weights import resolve, weights_bytes, with_adapters
@@ -107,11 +111,12 @@ def prepare(
     for model in job.models:
         found = located(model) if prompts[model.name].requests else model
         ready, prompts[model.name] = with_adapters(found, prompts[model.name])
-        models.append(ready)
         if job.journal is not None:
-            read = prompts[model.name]
-            keys = request_keys(found, read.requests, read.originals, fingerprint)
+            read, modules = prompts[model.name], OwnModules("a prompt")
+            keys = request_keys(found, read.requests, read.originals, fingerprint, modules)
             asked.append(Asked(model.name, keys, read.originals))
+            ready = _needing(ready, modules.files)
+        models.append(ready)
     journal = None if job.journal is None else Journal(job.journal, asked, _libraries(models))
     try:
         if journal is not None:
@@ -142,6 +147,17 @@ def prepare(
         if journal is not None:
             journal.abandon()
         raise
+
+
+def _needing(model: ModelSpec, files: Mapping[str, bytes]) -> ModelSpec:
+    """The model for workers that have these files of the user's as they are."""
+    if not files or model.engine != "python":
+        return model
+    args = {
+        name: with_files(value, files) if isinstance(value, Function) else value
+        for name, value in model.engine_args.items()
+    }
+    return replace(model, engine_args=args)
 
 
 _LIBRARIES = {

@@ -4,17 +4,20 @@
 text of a worker ── redacted(text) ──> the same with *** for each secret
 ```
 
-A secret is the value of a variable whose name says so (`HF_TOKEN`, `…_API_KEY`, `…PASSWORD`), the
-token that `hf auth login` stored, whatever looks like a token of the hub, and a password within
-an address. Shared by kernel and worker; imports nothing of the package.
+A secret is the value of a variable whose name says so (`HF_TOKEN`, `…_KEY`, `…PASSWORD`), as it is
+or as `repr`, JSON and addresses write it, the token that `hf auth login` stored, whatever looks
+like a token of the hub, and who one is within an address. Shared by kernel and worker; imports
+nothing of the package.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,11 +26,14 @@ MASK = "***"
 LONGEST = 4096  # characters of a secret; who shows a part of a text reads so many more before it
 
 _NAMES = re.compile(
-    r"(TOKEN|API_?KEY|ACCESS_KEY|SECRET_KEY|KAGGLE_KEY|PASSWORD|PASSWD|SECRET|CREDENTIALS?)$", re.I
+    r"(TOKEN|APIKEY|(^|_)(KEY|PAT|PASS)|_PWD|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?)$", re.I
 )
 _SHORTEST = 8  # characters; a shorter value stands in too many words
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
-_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@:'\"]*:[^\s/@'\"]+@", re.I)
+# Up to the last "@" of a word: a password may hold "/" and "@". A short name alone is none (git@).
+_ADDRESS = re.compile(
+    r"(\b[a-z][a-z0-9+.-]{0,30}://)(?:[^\s/@:'\"]{0,300}:[^\s'\"]{1,300}|[^\s/@:'\"]{8,300})@", re.I
+)
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -48,7 +54,22 @@ def _secrets(environ: Mapping[str, str]) -> list[str]:
     """What must not be shown, the longest first: one may be part of another."""
     named = [value.strip() for name, value in environ.items() if _NAMES.search(name)]
     found = {value for value in (*named, _stored(environ)) if len(value) >= _SHORTEST}
-    return sorted(found, key=len, reverse=True)
+    return sorted({form for value in found for form in _forms(value)}, key=len, reverse=True)
+
+
+def _forms(secret: str) -> set[str]:
+    """The secret, and what becomes of it within `repr` (of a `repr`), JSON and an address."""
+    if secret.isalnum() and secret.isascii():
+        return {secret}
+    forms = {secret}
+    for _ in range(2):
+        for form in tuple(forms):
+            forms |= {repr(form)[1:-1], repr(form + "'\"")[1:-4], json.dumps(form)[1:-1]}
+    for kept in ("", "/"):
+        quoted = quote(secret.encode("utf-8", "surrogateescape"), safe=kept)
+        forms |= {quoted, re.sub(r"%..", lambda code: code[0].lower(), quoted)}
+        forms.add(quoted.replace("%20", "+"))
+    return forms
 
 
 def _stored(environ: Mapping[str, str]) -> str:

@@ -5,8 +5,10 @@ Imports `errors` alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mgpu_magic.errors import SpecError
@@ -26,6 +28,8 @@ class Function:
         live: The function itself, for a thread of the kernel; else None.
         marks: Of a live function: its code and what it uses, to be compared.
         content: The digest of its code and of what it uses, for a journal; empty without one.
+        files: Of a journal's job: paths of the user's modules that it needs, and their digests. A
+            worker that imported another text of them is none for it.
     """
 
     name: str
@@ -34,6 +38,23 @@ class Function:
     live: Callable[..., Any] | None = field(default=None, compare=False)
     marks: object = None
     content: bytes = field(default=b"", compare=False)
+    files: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def changed(self) -> str:
+        """The first of its files that is another by now; empty if none is."""
+        for path, content in self.files:
+            try:
+                if digest(Path(path).read_bytes()) != content:
+                    return path
+            except OSError:
+                return path
+        return ""
+
+
+def digest(content: bytes) -> bytes:
+    """A short name of the content."""
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 _SCALARS = (str, bytes, bool, int, float, type(None))

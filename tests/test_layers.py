@@ -31,6 +31,7 @@ DATA = (
 )
 KERNEL = (
     *DATA,
+    {"own_modules"},
     {"content"},
     {
         "arrays",
@@ -53,6 +54,7 @@ KERNEL = (
         "snapshot",
         "tables",
     },
+    {"matching"},
     {"advice", "columns", "markup", "options", "roster", "tracked", "views", "watchdog"},
     {"pictures", "scheduler"},
     {"stats"},

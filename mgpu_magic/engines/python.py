@@ -181,6 +181,8 @@ def _revived(function: Function) -> Callable[..., Any]:
     for file, lines in function.sources.items():
         linecache.cache[file] = (sum(map(len, lines)), None, list(lines), file)
     revived: Callable[..., Any] = pickle.loads(function.pickled)  # noqa: S301  # from the kernel
+    if function.changed:  # what was imported is not what the journal would say
+        raise RuntimeError(f"{function.changed} was changed since the job began; run it again")
     return revived
 
 

@@ -57,7 +57,6 @@ AS_ECHO = _without("as with other engines, see 'worker:'", "importing", "loading
 NO_THREAD = _without("a thread imports nothing, and does nothing between jobs", "importing", "idle")
 
 DEVICE_NUMBERS = ("OutOfMemoryError", "14.56 GiB", "1.02 GiB")
-KNOBS = ("--gpu-memory-utilization", "--max-model-len")
 _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
     "worker: SIGKILL": (
         Fault(strike=Signalled(KILL), reason=("killed by SIGKILL (often: out of host memory)",)),
@@ -109,7 +108,7 @@ _WORKERS: dict[str, tuple[Fault, tuple[Phase, ...]]] = {
             strike=Told(strikes.DEVICE_MEMORY),
             everyone=True,
             reason=DEVICE_NUMBERS,
-            explained=("cuda:", "has 15.0 GiB in all", *KNOBS),
+            explained=("cuda:", "has 15.0 GiB in all", "What helps: a smaller model"),
             devices="0,1",
         ),
         ("loading",),

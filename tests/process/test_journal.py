@@ -139,6 +139,53 @@ def test_functions_are_known_by_their_code(tmp_path: Path) -> None:
     assert ran(3, "process") == expected(0, 3)
 
 
+EDITED = """
+import importlib, json, mgpu_magic, os, pathlib, sys
+sys.dont_write_bytecode = True
+def write(x):
+    file = pathlib.Path("helper.py")
+    file.write_text(f"def times(x): return {x} * x\\n")
+write(2)
+sys.path.insert(0, os.getcwd())
+import helper
+def predict(state, batch):
+    return [helper.times(x) for x in batch]
+def lazy(state, batch):
+    from helper import times
+    return [times(x) for x in batch]
+found = []
+with mgpu_magic.Session("cpu:1") as session:
+    def ask(function):
+        answers = session.generate(
+            prompts=[1, 2], predict=function, launcher=launcher, journal="values.jsonl"
+        )
+        found.append([answers.stats.recorded, list(map(int, answers.values))])
+    for function in (predict, lazy):
+        ask(function)
+        write(3)
+        try:
+            ask(function)
+        except mgpu_magic.SpecError as error:
+            found.append("importlib.reload(helper)" in str(error))
+        importlib.reload(helper)
+        ask(function)
+        write(2)
+        importlib.reload(helper)
+        ask(function)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["process", "thread"])
+def test_a_module_beside_the_notebook_that_is_edited(tmp_path: Path, launcher: str) -> None:
+    """Each answer is that of the text that it stands for, also from a worker that is warm."""
+    script = start_script(tmp_path, f"launcher = {launcher!r}\n{EDITED}")
+    output, errors = script.communicate(timeout=60)
+    assert script.returncode == 0, errors
+    one = [[0, [2, 4]], True, [0, [3, 6]], [2, [2, 4]]]
+    assert json.loads(output) == one * 2
+
+
 def test_results_that_are_no_data_are_said(session: Session, tmp_path: Path) -> None:
     """They are in the results as ever, and not in the journal."""
 
@@ -153,7 +200,7 @@ def test_results_that_are_no_data_are_said(session: Session, tmp_path: Path) -> 
     results = run.result(30)
     assert isinstance(results, ResultSet)
     assert results.values == [Path("odd"), "a", Path("odd")]
-    first, second = run.snapshot.job.notes
+    _, first, second = run.snapshot.job.notes
     assert first.startswith("predict returns pathlib.PosixPath; the journal keeps JSON data")
     assert second == "2 results of this run not in the journal: pathlib.PosixPath."
     assert [line["value"] for line in lines(tmp_path / "values.jsonl")] == ["a"]

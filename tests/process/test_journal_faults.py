@@ -87,7 +87,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20000, most))
 
 class Freed:
     def update(self, snapshot):
-        if freed and snapshot.job.notes:
+        if freed and len(snapshot.job.notes) > 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     def finish(self, snapshot):
         self.notes = snapshot.job.notes
@@ -108,16 +108,17 @@ def test_a_disk_that_is_full_in_the_middle(session: Session, tmp_path: Path, fre
     prompts = [f"prompt {i}" for i in range(300)]
     texts, notes = run_script(tmp_path, f"freed = {freed}\n{FULL_DISK}")
     assert texts == prompts
-    assert notes[0] == (
+    assert notes[0] == f"new journal {tmp_path}/answers.jsonl"
+    assert notes[1] == (
         "journal answers.jsonl cannot be written (File too large); the run goes on, and what is "
         "missing there is in the results, in memory."
     )
     held = lines(tmp_path / "answers.jsonl")
     if freed:
-        assert notes[1:] == ["journal answers.jsonl could be written again and lacks nothing."]
+        assert notes[2:] == ["journal answers.jsonl could be written again and lacks nothing."]
         assert len(held) == 300
     else:
-        assert len(notes) == 1
+        assert len(notes) == 2
         assert 0 < len(held) < 300
     again = echo(session, prompts, journal=tmp_path / "answers.jsonl")
     assert again.texts == prompts
@@ -142,6 +143,7 @@ def test_a_disk_that_hangs_at_the_end(
     run = session.submit(job(["a", "b"], journal=journal))
     assert result(run).texts == ["a", "b"]
     assert run.snapshot.job.notes == (
+        f"new journal {journal}",
         f"journal {journal} is still being written; the results are in memory.",
     )
     with pytest.raises(SpecError, match="another run is writing it"):

@@ -82,6 +82,28 @@ def test_an_error_holds_no_secret(session: Session) -> None:
     assert hides(repr(session.status()))
 
 
+def repeats(state: Any, batch: list[str]) -> list[str]:
+    """Fails with what it is given."""
+    del state
+    raise RuntimeError(batch[0])
+
+
+def test_a_secret_that_the_worker_does_not_know(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the notebook sets while the worker is warm: not in a row, nor in the journal."""
+    options: dict[str, Any] = {"engine": "python", "predict": repeats}
+    journal = tmp_path / "values.jsonl"
+    session.generate(prompts=["a"], **options, journal=journal)
+    monkeypatch.setenv("LATE_KEY", "set-later-on")
+    results: Any = session.generate(prompts=["b set-later-on"], **options, journal=journal)
+    (failure,) = results
+    assert (failure.error.message, "set-later-on" in repr(failure)) == ("b ***", False)
+    line = journal.read_text(encoding="utf-8").splitlines()[-1]
+    assert '"message":"b ***"' in line
+    assert '"prompt":"b set-later-on"' in line  # prompts are as they are
+
+
 def test_nothing_listens(session: Session) -> None:
     """Workers and kernel talk through inherited pipes: there is no door for others."""
     with socket.create_server(("127.0.0.1", 0)) as server:

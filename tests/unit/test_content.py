@@ -10,7 +10,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -179,21 +178,21 @@ def test_another_kernel_finds_the_same() -> None:
     assert len(printed) == 1
 
 
-def test_a_module_of_the_user_is_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file beside the notebook counts with what it says; an installed library by its name."""
-    file = tmp_path / "module_of_the_user.py"
-    found = set()
-    for text in ("def f(): return 1\n", "def f(): return 2\n"):
-        file.write_text(text, encoding="utf-8")
-        module = ModuleType(file.stem)
-        module.__file__ = str(file)
-        exec(compile(text, str(file), "exec"), vars(module))
-        monkeypatch.setitem(sys.modules, file.stem, module)
-        found |= {of(module), of(module.f)}
-    assert len(found) == 4
-    file.unlink()
-    assert of(module) not in found  # its file is gone: nothing is known of it
-    assert of(np.linalg) == of(np.linalg) != of(np.random)
+def test_a_function_with_a_cache_is_what_it_wraps() -> None:
+    """Though pickle knows it by its name alone."""
+
+    def cached(number: int) -> bytes:
+        source = f"from functools import cache\n@cache\ndef f(): return {number}\n"
+        return of(cell(f"{source}def predict(): return f()")["predict"])
+
+    assert cached(1) == cached(1) != cached(2)
+
+
+def test_where_an_error_is_caught_counts() -> None:
+    """Code of the same steps with another range of its handler."""
+    one = "def predict(x):\n try:\n  x()\n  x()\n except ValueError: pass\n"
+    other = "def predict(x):\n try:\n  x()\n except ValueError: pass\n else:\n  x()\n"
+    assert of(cell(one)["predict"]) != of(cell(other)["predict"])
 
 
 class Tensor:

@@ -61,6 +61,9 @@ def test_a_key_is_that_of_the_prompt_wherever_it_stands() -> None:
         {"models": {"name": "org/m"}, "model": None},
         {"models": {"name": {"model": "org/m", "devices": [1], "replicas": 1}}, "model": None},
         {"journal": "another"},
+        {"engine_args": {"hf_token": "hf_x", "async_scheduling": True, "load_format": "auto"}},
+        {"engine_args": {"load_format": "safetensors", "trust_remote_code": False}},
+        {"engine": "vllm", "engine_args": {"tokenizer_mode": "auto"}},
     ],
 )
 def test_what_has_no_effect_on_an_answer_does_not_count(options: dict[str, Any]) -> None:
@@ -87,6 +90,9 @@ def test_what_has_no_effect_on_an_answer_does_not_count(options: dict[str, Any])
         {"engine_args": {"revision": "abc"}},
         {"engine_args": {"dtype": "half"}},
         {"engine_args": {"quantization": "awq"}},
+        {"engine_args": {"trust_remote_code": True}},
+        {"engine_args": {"load_format": "dummy"}},
+        {"engine_args": {"load_format": "bitsandbytes"}},
         {"engine_args": {"an_argument_of_a_later_release": 1}},
         {"regex": "[ab]"},
         {"json_schema": {"type": "object"}},
@@ -163,7 +169,7 @@ def test_each_prompt_has_its_own_settings() -> None:
     assert first == third != second
 
 
-def test_a_model_is_its_files(tmp_path: Path) -> None:
+def test_a_model_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory elsewhere with the same files, and those of an adapter and a tokenizer."""
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
@@ -178,6 +184,10 @@ def test_a_model_is_its_files(tmp_path: Path) -> None:
 
     assert tokenized(two) == tokenized(three) != tokenized(one)
     assert tokenized("org/no-such-tokenizer") != tokenized(one)
+    monkeypatch.chdir(tmp_path)
+    assert tokenized("one") == tokenized(one)
+    assert tokenized("none") != tokenized("one")
+    assert tokenized("") != tokenized(".")
 
 
 def test_objects_of_a_function(tmp_path: Path) -> None:
