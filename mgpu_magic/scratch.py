@@ -57,7 +57,9 @@ def sweep() -> None:
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # not ours to see, in use, or not complete yet
-            lock = os.open(folder / "lock", os.O_RDWR)
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for worker in process_group.started_with(str(folder)):
