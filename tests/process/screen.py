@@ -110,6 +110,7 @@ class TerminalScript:
 
     def press_interrupt(self) -> None:
         """Press Ctrl-C, between two drawings: a terminal throws away what nobody has read yet."""
+        self._take()  # so that the next drawing is a while away
         while select.select([self._master], [], [], 0.05)[0]:
             self._take()
         os.write(self._master, b"\x03")
