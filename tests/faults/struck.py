@@ -88,7 +88,7 @@ SCENES: dict[Phase, Scene] = {
     "loading": Scene(prompts=SHORT, engine_args={"load_delay": 1.2, "delay": 0.01}),
     "running": Scene(prompts=SHORT, engine_args={"delay": 0.05}, warm=True),
     "tail": Scene(
-        prompts=[*SHORT[:20], "x" * 200],
+        prompts=[*SHORT[:20], "x" * 240],
         engine_args={"delay_per_character": 0.01, "capacity": 2},
         warm=True,
     ),
@@ -166,7 +166,8 @@ def caught(run: Run, phase: Phase, scene: Scene) -> None:
             case "running":
                 return 4 <= job.done < total // 2 and phases(run) == ["running", "running"]
             case "tail":
-                return job.done == total - 1 and "running" in phases(run)
+                # A worker counts as running for a second after its last prompt.
+                return job.done == total - 1 and phases(run).count("running") == 1
             case "idle":
                 return run.done
 
