@@ -86,10 +86,17 @@ def environment(
         variables["OMP_NUM_THREADS"] = str(cores)
     if private and spec.engine == "vllm" and len(str(private)) + _SOCKET_NAME <= _SOCKET_PATH:
         # But what torch compiled is good for the next worker too.
-        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{_user()}")
         variables.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
         variables["TMPDIR"] = str(private)
     return variables
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the user of a container may be a number alone
+        return str(os.getuid())
 
 
 class ProcessLauncher:

@@ -70,6 +70,27 @@ def test_a_worker_imports_what_the_kernel_would() -> None:
     assert seen["PYTHONPATH"].split(os.pathsep) == [os.getcwd(), "/mine", "/usr/lib"]
 
 
+def of_vllm(private: Path, **base: str) -> dict[str, str]:
+    """The environment of a vLLM worker with a private folder."""
+    spec = WorkerSpec(engine="vllm", model="m", engine_args={}, devices=(gpu(0, "0"),))
+    return environment(spec, base, (), private)
+
+
+def test_vllms_temporary_files_go_with_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not what was compiled; the user of a container may have no name."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000")
+
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    monkeypatch.setattr("getpass.getuser", nameless)
+    seen = of_vllm(Path("/tmp/private"))
+    assert seen["TMPDIR"] == "/tmp/private"
+    assert seen["TORCHINDUCTOR_CACHE_DIR"] == f"/tmp/torchinductor_{os.getuid()}"
+    assert of_vllm(Path("/p"), TORCHINDUCTOR_CACHE_DIR="/c")["TORCHINDUCTOR_CACHE_DIR"] == "/c"
+    assert "TMPDIR" not in of_vllm(Path("/" + "long" * 20))  # no socket could be there
+
+
 def test_output_is_not_held_back() -> None:
     """The last words of a killed worker are in its log."""
     assert variables(cpu(0))["PYTHONUNBUFFERED"] == "1"
