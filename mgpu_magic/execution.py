@@ -54,18 +54,17 @@ from mgpu_magic.watchdog import Patience, Watchdog
 from mgpu_magic.weights import remote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from mgpu_magic.ensemble import Results
     from mgpu_magic.fleet import Fleet, Later, Worker
     from mgpu_magic.journal import Journal
     from mgpu_magic.lifecycle import Action
-    from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import Failure, Outcome
     from mgpu_magic.placement import Placed
     from mgpu_magic.progress import Progress
     from mgpu_magic.prompts import Prepared
-    from mgpu_magic.spec import JobSpec, Sampling, WorkerSpec
+    from mgpu_magic.spec import JobSpec, WorkerSpec
 
 log = logging.getLogger("mgpu_magic")
 
@@ -133,7 +132,11 @@ class Execution:
     ) -> None:
         self._number = number
         self._job = job
-        self._prepared = prepared
+        # The requests are the scheduler's alone: it lets go of each that is answered.
+        self._originals = {name: p.originals for name, p in prepared.items()}
+        self._shared = {name: p.shared for name, p in prepared.items()}
+        self._first = {name: p.requests[0] for name, p in prepared.items() if p.requests}
+        self._alike = _alike(prepared.values())
         self._seats = {seat.number: seat for seat in seats}
         self._fleet = fleet
         self._progress = progress
@@ -148,10 +151,6 @@ class Execution:
             name: Collector(p.originals, self._recorded.get(name, ()))
             for name, p in prepared.items()
         }
-        self._sent: dict[str, bytearray] = {  # 1 for each prompt that went out once
-            name: bytearray(len(p.originals)) for name, p in prepared.items()
-        }
-        self._shared: dict[str, Sampling | None] = {}
         self._stopped = False
         self._scheduler = Scheduler(
             job=number,
@@ -191,7 +190,7 @@ class Execution:
 
     def begin(self) -> None:
         """Start."""
-        totals = {name: len(p.originals) for name, p in self._prepared.items()}
+        totals = {name: len(originals) for name, originals in self._originals.items()}
         recorded = {name: len(outcomes) for name, outcomes in self._recorded.items()}
         self._progress.begin(totals, peeps=self._peep, recorded=recorded)
         self._perform([Record(model, tuple(failed)) for model, failed in self._refused.items()])
@@ -303,10 +302,9 @@ class Execution:
                     self._first_grant = now if self._first_grant is None else self._first_grant
                     wait = max(0.0, self._first_grant + delay - now)
                     self._later(wait, partial(self._grant, worker))
-                case SubmitTo(worker, requests):
+                case SubmitTo(worker, requests, retries):
                     self._send(worker, Submit(self._number, requests))
-                    again = self._mark_sent(self._seats[worker].placed.model, requests)
-                    self._progress.submitted(worker, len(requests), retries=again)
+                    self._progress.submitted(worker, len(requests), retries)
                 case AbortAt(worker, indices):
                     self._send(worker, Abort(self._number, indices))
                 case Retire(worker):
@@ -320,34 +318,18 @@ class Execution:
                 case _:
                     assert_never(action)
 
-    def _mark_sent(self, model: str, requests: Sequence[Request]) -> int:
-        """Remember what was sent; returns how many of the requests were sent before."""
-        sent = self._sent[model]
-        again: int = sum(sent[request.index] for request in requests)
-        for request in requests:
-            sent[request.index] = 1
-        return again
-
     def _peep(self, model: str, index: int) -> str:
         """How a prompt begins, for the list of failures."""
         try:
-            return prompt_text(self._prepared[model].originals[index])
+            return prompt_text(self._originals[model][index])
         except Exception:  # noqa: BLE001  # an object of the user's that cannot be shown
             return ""
 
     def _grant(self, worker: int) -> None:
         if not self.done:  # else the next job grants it
-            self._send(worker, Load(self._shared_sampling(self._seats[worker].placed.model)))
+            self._send(worker, Load(self._shared[self._seats[worker].placed.model]))
             self._watchdog.granted(worker)
             self._progress.apply(worker, Loading("loading"))
-
-    def _shared_sampling(self, model: str) -> Sampling | None:
-        """What all prompts of the model have, where they have any."""
-        if model not in self._shared:
-            samplings = [request.sampling for request in self._prepared[model].requests]
-            same = all(sampling is samplings[0] for sampling in samplings)
-            self._shared[model] = samplings[0] if same and samplings[0].fields else None
-        return self._shared[model]
 
     def _name_occupants(self, worker: int) -> None:
         """Say whom a worker that cannot start yet waits for; a thread cannot be killed."""
@@ -409,8 +391,7 @@ class Execution:
 
     def _hint_at_chat(self, seat: Seat, ready: Ready) -> None:
         """Plain text for a model that was trained on chats is a common, silent mistake."""
-        requests = self._prepared[seat.placed.model].requests
-        text = requests[0].prompt if requests else None
+        text = self._first[seat.placed.model].prompt
         if seat.placed.spec.task != "generate":
             return
         if ready.has_chat_template and isinstance(text, str) and "<|" not in text:  # no template's
@@ -442,8 +423,15 @@ class Execution:
                 free_host_bytes=free_host_bytes(),
             )
             return load_error(model, death, spec, advice, results)
-        prompts = [request.prompt for p in self._prepared.values() for request in p.requests]
-        alike = all(prompt == prompts[0] for prompt in prompts)
         return common_error(
-            failures, deaths.values(), results, of_prompts=alike and not self._scheduler.refused
+            failures,
+            deaths.values(),
+            results,
+            of_prompts=self._alike and not self._scheduler.refused,
         )
+
+
+def _alike(prepared: Collection[Prepared]) -> bool:
+    """Whether all models are asked the same prompt again and again."""
+    prompts = [request.prompt for p in prepared for request in p.requests[:1]]
+    return all(r.prompt == prompts[0] for p in prepared for r in p.requests)

@@ -128,10 +128,17 @@ class GrantLoad:
 
 @dataclass(frozen=True, slots=True)
 class SubmitTo:
-    """Send it these requests."""
+    """Send it these requests.
+
+    Attributes:
+        worker: Who gets them.
+        requests: What it gets.
+        retries: How many of them a worker died with before.
+    """
 
     worker: int
     requests: tuple[Request, ...]
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

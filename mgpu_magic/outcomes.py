@@ -20,7 +20,9 @@ import math
 import os
 import pickle
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -123,6 +125,10 @@ class Completion:
     prompt_logprobs: Logprobs | None = None
     token_ids: tuple[tuple[int, ...], ...] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Crosses the pipe in half the time that a dataclass with slots takes by itself."""
+        return _completion, _VALUES(self)
+
     @property
     def text(self) -> str:
         """The first text."""
@@ -132,6 +138,40 @@ class Completion:
     def finish_reason(self) -> str | None:
         """Why the first text ended."""
         return self.finish_reasons[0]
+
+
+_VALUES = attrgetter(*(field.name for field in fields(Completion)))
+
+
+def _completion(
+    index: int,
+    texts: tuple[str, ...],
+    finish_reasons: tuple[str | None, ...],
+    prompt_tokens: int,
+    output_tokens: int,
+    seconds: float,
+    device: str,
+    *others: Any,
+) -> Completion:
+    logprobs, prompt_logprobs, token_ids = others
+    return Completion(
+        index=index,
+        texts=texts,
+        finish_reasons=_common(finish_reasons),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        seconds=seconds,
+        device=device,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        token_ids=token_ids,
+    )
+
+
+@lru_cache(maxsize=64)
+def _common(reasons: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """One tuple for all that are equal: a million answers end in the same few ways."""
+    return reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import IOBase
-from itertools import repeat
+from itertools import cycle, repeat
 from numbers import Integral
 from os import PathLike, fspath
 from reprlib import repr as short
@@ -45,10 +45,12 @@ class Prepared:
             those that a journal answers.
         originals: What the user passed for each: the same objects where they came in a list, a
             tuple or a generator.
+        shared: The sampling that all of them have, where it says anything.
     """
 
     requests: tuple[Request, ...]
     originals: tuple[object, ...]
+    shared: Sampling | None = None
 
 
 def to_requests(
@@ -96,17 +98,19 @@ def to_requests(
     else:
         _refuse_mixture(made)
     count = len(made)
+    samplings = _samplings(sampling, count)
     requests = tuple(
         map(
             Request,
             range(count),
             made,
-            _samplings(sampling, count),
+            cycle(samplings),
             repeat(choices),
             _adapters(lora, count),
         )
     )
-    return Prepared(requests, rows)
+    shared = samplings[0] if len(set(map(id, samplings))) == 1 and samplings[0].fields else None
+    return Prepared(requests, rows, shared)
 
 
 def _rows(prompts: object) -> tuple[Any, ...]:
@@ -361,12 +365,13 @@ def _refuse_mixture(made: list[Prompt]) -> None:
             )
 
 
-def _samplings(sampling: object, count: int) -> Iterable[Sampling]:
+def _samplings(sampling: object, count: int) -> list[Sampling]:
+    """One for all, or one per prompt."""
     if sampling is None:
-        return repeat(Sampling())
+        return [Sampling()]
     if isinstance(sampling, Mapping | str) or not isinstance(sampling, Iterable):
         fields: Any = sampling  # `Sampling.of` refuses what is no dict
-        return repeat(Sampling.of(fields, "sampling", shared=True))
+        return [Sampling.of(fields, "sampling", shared=True)]
     each = tuple(_listed(sampling))
     if len(each) != count:
         raise SpecError(

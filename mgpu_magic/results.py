@@ -82,7 +82,8 @@ class ResultSet(Views, Sequence[Outcome]):
         self._seconds = seconds
         self._workers = tuple(workers)
         self._recorded = recorded
-        if [outcome.index for outcome in self._outcomes] != list(range(len(prompts))):
+        in_order = all(outcome.index == place for place, outcome in enumerate(self._outcomes))
+        if len(self._outcomes) != len(prompts) or not in_order:
             raise ValueError(
                 f"{len(self._outcomes)} outcomes for {counted(len(prompts))}; there must be one "
                 "each, in order"

@@ -302,7 +302,9 @@ class Scheduler:
         if not worker.in_flight:
             worker.heard = False
         worker.in_flight.update((request.index, request) for request in requests)
-        return SubmitTo(worker.id, requests)
+        deaths = worker.model.deaths
+        retries = sum(request.index in deaths for request in requests) if deaths else 0
+        return SubmitTo(worker.id, requests, retries)
 
     def _accept(self, worker: Worker, reported: Outcomes) -> list[Action]:
         known: list[Outcome] = []

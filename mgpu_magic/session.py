@@ -142,12 +142,15 @@ class Session:
         prepared = self._prepared(job)
         with Presses(partial(self._on_press, run), partial(self._interrupted, run)) as presses:
             try:
-                self._loop.call(partial(self._begin, prepared, run))
+                try:
+                    self._loop.call(partial(self._begin, prepared, run))
+                finally:
+                    prepared.abandon()
+                    del prepared  # its requests go as they are answered
                 self._see_through(run, observer, presses)
             except KeyboardInterrupt:  # the display hung
                 self._see_through(run, None, presses)
             finally:
-                prepared.abandon()
                 if not run.done:  # nothing may go on unseen
                     self._loop.post(partial(self._give_up, run))
             return run.result(0)

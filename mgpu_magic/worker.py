@@ -11,8 +11,8 @@
 
 CHANNEL and LIFELINE are numbers of inherited file descriptors, KERNEL is a process id and FOLDER
 the session's, removed with it; a thread of the kernel calls `serve`. Imports `messages`,
-`outcomes`, `spec`, `errors`, `process_group` and `engines` alone; the engine's library comes in
-after the environment is complete and the worker is pinned to its cores.
+`outbox`, `outcomes`, `spec`, `errors`, `process_group` and `engines` alone; the engine's library
+comes in after the environment is complete and the worker is pinned to its cores.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from mgpu_magic.messages import (
     decode_command,
     encode,
 )
+from mgpu_magic.outbox import Outbox
 from mgpu_magic.outcomes import Failure, RemoteError
 from mgpu_magic.spec import Sampling
 
@@ -92,11 +93,13 @@ class PipeChannel:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # a child of ours must not hold the line open
         self._connection = Connection(descriptor)
+        self._arrivals = select.poll()  # a `Connection` makes a new one for each question
+        self._arrivals.register(descriptor, select.POLLIN)
         self._lock = threading.Lock()
 
     def poll(self, seconds: float | None) -> bool:
         """See `Channel`."""
-        return self._connection.poll(seconds)
+        return bool(self._arrivals.poll(None if seconds is None else seconds * 1000))
 
     def receive(self) -> Command:
         """See `Channel`."""
@@ -214,28 +217,28 @@ def _work(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
     """Answer requests until `Drain` and all is done. One job at a time is in flight."""
     job = 0
     draining = False
-    while engine.busy or not draining:
-        while channel.poll(0 if engine.busy or draining else None):
-            match channel.receive():
-                case Submit(job, requests):
-                    if not engine.busy:
-                        channel.send(pulse.stats())  # it has them: what kills it now, they did
-                    own, alike = _add(engine, requests)
-                    if own:
-                        channel.send(Outcomes(job, own))
-                    if alike:
-                        channel.send(Outcomes(job, alike, alike=True))
-                case Abort(_, indices):
-                    engine.abort(indices)
-                case Drain():
-                    draining = True
-                case command:
-                    raise ProtocolError(f"got {type(command).__name__} while ready")
-        if engine.busy:
-            outcomes = engine.step()
-            pulse.steps += 1
-            if outcomes:
-                channel.send(Outcomes(job, tuple(outcomes)))
+    with Outbox(channel.send) as outbox:
+        while engine.busy or not draining:
+            while channel.poll(0 if engine.busy or draining else None):
+                match channel.receive():
+                    case Submit(job, requests):
+                        if not engine.busy:
+                            channel.send(pulse.stats())  # it has them: what kills it now, they did
+                        own, alike = _add(engine, requests)
+                        outbox.put(job, own)
+                        if alike:
+                            channel.send(Outcomes(job, alike, alike=True))
+                    case Abort(_, indices):
+                        engine.abort(indices)
+                    case Drain():
+                        draining = True
+                    case command:
+                        raise ProtocolError(f"got {type(command).__name__} while ready")
+            if engine.busy:
+                outbox.put(job, engine.step())
+                pulse.steps += 1
+            if not engine.busy:
+                outbox.flush()
 
 
 class SamplingRefused(Exception):  # noqa: N818  # its cause is the error

@@ -75,7 +75,7 @@ KERNEL = (
     {"magic"},
     {"__init__"},
 )
-WORKER = (*DATA, {"engines"}, {"worker"})
+WORKER = (*DATA, {"engines", "outbox"}, {"worker"})
 
 VLLM = {
     "engines/vllm.py",
