@@ -83,6 +83,7 @@ class Outbox:
     def _tend(self) -> None:
         """Send what is held although no further outcome comes: the next step may be a long one."""
         with contextlib.suppress(Exception):  # whoever puts the next one meets it too
-            while self._holding.wait() and not self._closed:
+            while not self._closed:  # set before `_holding` is, for the last time
+                self._holding.wait()
                 time.sleep(HOLD_SECONDS)
                 self.flush()

@@ -61,6 +61,8 @@ def fields_of(outcome: Outcome) -> dict[str, Any]:
                 fields["prompt_logprobs"] = _rows(outcome.prompt_logprobs)
             if outcome.token_ids is not None:
                 fields["token_ids"] = outcome.token_ids
+            if outcome.cached_tokens is not None:
+                fields["cached_tokens"] = outcome.cached_tokens
         case Prediction():
             fields = {
                 "task": outcome.task,
@@ -112,6 +114,7 @@ def _outcome(fields: dict[str, Any], index: int) -> Outcome:
             logprobs=None if logprobs is None else tuple(map(_logprobs, logprobs)),
             prompt_logprobs=None if of_prompt is None else _logprobs(of_prompt),
             token_ids=None if token_ids is None else tuple(map(tuple, token_ids)),
+            cached_tokens=fields.get("cached_tokens"),
         )
     if "task" in fields:
         return Prediction(

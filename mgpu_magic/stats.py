@@ -65,6 +65,7 @@ class RunStats:
         cut_by_length: Answers of which a text ended with the reason `"length"`.
         cut_prompts: Prompts of which the model did not read the end.
         prompt_tokens: Tokens of the answered prompts, as far as they are counted.
+        cached_tokens: How many of them the engine had in its prefix cache; None: not known.
         output_tokens: Tokens generated.
         seconds: From the job's start to its end, loading included; None: not known.
         workers: What each worker did.
@@ -79,6 +80,7 @@ class RunStats:
     cut_prompts: int
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int | None = None
     seconds: float | None = None
     workers: tuple[WorkerStats, ...] = ()
     recorded: int = 0
@@ -97,6 +99,7 @@ class RunStats:
         completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
         predictions = [outcome for outcome in outcomes if isinstance(outcome, Prediction)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        cached = [c.cached_tokens for c in completions if c.cached_tokens is not None]
         return cls(
             prompts=len(outcomes),
             failures=len(failures),
@@ -107,6 +110,7 @@ class RunStats:
                 answer.prompt_tokens for answers in (completions, predictions) for answer in answers
             ),
             output_tokens=sum(answer.output_tokens for answer in completions),
+            cached_tokens=sum(cached) if cached else None,
             seconds=seconds,
             workers=tuple(workers),
             recorded=len(recorded),

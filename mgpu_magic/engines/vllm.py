@@ -271,6 +271,7 @@ class Generation:
             logprobs=_all_logprobs(parts),
             prompt_logprobs=_logprobs(output.prompt_logprobs),
             token_ids=None if any(texts) else ids,
+            cached_tokens=output.num_cached_tokens,
         )
 
     def _params(self, fields: dict[str, Any]) -> Any:

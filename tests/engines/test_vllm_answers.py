@@ -52,6 +52,17 @@ def test_a_bad_prompt_fails_alone(ask: Ask) -> None:
     assert results.stats.failures == 2
 
 
+def test_a_known_beginning_is_not_read_twice(ask: Ask) -> None:
+    """Of a prompt that was asked before, whole blocks of 16 tokens come from the prefix cache."""
+    text = "The quick brown fox jumps over the lazy dog. " * 10
+    first, again = (ask([text], temperature=0, max_tokens=1)[0] for _ in range(2))
+    assert isinstance(first, Completion)
+    assert isinstance(again, Completion)
+    assert first.cached_tokens == 0
+    assert again.cached_tokens == (again.prompt_tokens - 1) // 16 * 16
+    assert again.texts == first.texts
+
+
 def test_blank_and_zero_characters_are_text(ask: Ask) -> None:
     """Only a prompt without any character is refused."""
     assert answered(ask(["   ", "a\0b", "\n"], max_tokens=2)) == [True, True, True]

@@ -53,6 +53,8 @@ POSITION = (TokenLogprob(5, " a", -0.1, 1), TokenLogprob(9, None, -math.inf, Non
         completion(logprobs=((POSITION, POSITION[:1]), ()), prompt_logprobs=((), POSITION)),
         completion(texts=("", ""), token_ids=((1, 2), ())),
         completion(logprobs=((), ()), token_ids=()),
+        completion(cached_tokens=16),
+        completion(cached_tokens=0),
         Failure(2, RemoteError("ValueError", "too long"), 2),
     ],
 )
