@@ -71,13 +71,14 @@ class Figure:
     Attributes:
         what: In words.
         rounds: What each round gave.
-        target: The value that the median has to reach; with `at_most`, not to exceed.
+        target: The value that the median has to reach; with `at_most`, not to exceed; None: it is
+            there to compare with.
         load: The machine's load average of the last minute, after the last round.
     """
 
     what: str
     rounds: Sequence[float]
-    target: float
+    target: float | None = None
     at_most: bool = False
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
@@ -87,18 +88,29 @@ class Figure:
         return median(self.rounds)
 
     @property
-    def reached(self) -> bool:
-        """Whether the target is."""
-        return self.value <= self.target if self.at_most else self.value >= self.target
+    def missed(self) -> bool:
+        """Whether there is a target, and the median does not reach it."""
+        if self.target is None:
+            return False
+        return self.value > self.target if self.at_most else self.value < self.target
 
-    def __str__(self) -> str:
-        rounds = " ".join(f"{value:.3f}" for value in self.rounds)
-        target = f"{'<=' if self.at_most else '>='} {self.target}"
-        verdict = "reached" if self.reached else "MISSED"
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Of a table: what, the median, the target, whether it is missed, the rounds, the load."""
+        sign = "≤" if self.at_most else "≥"
         return (
-            f"{self.what:<58} {self.value:7.3f}  {target:<8} {verdict:<8} "
-            f"load {self.load:4.1f}  rounds {rounds}"
+            self.what,
+            number(self.value),
+            "" if self.target is None else f"{sign} {self.target:g}",
+            "missed" if self.missed else "",
+            " ".join(map(number, self.rounds)),
+            f"{self.load:.1f}",
         )
+
+
+def number(value: float) -> str:
+    """With three or four figures that say something."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
 
 
 class Peer:
@@ -156,9 +168,14 @@ class Stopwatch:
         self.seconds = time.perf_counter() - self._began
 
 
+def table(figures: Sequence[Figure]) -> str:
+    """They as a Markdown table."""
+    head = ("what", "median", "target", "", "rounds", "load")
+    rows = [head, tuple("-" * max(3, len(name)) for name in head), *(f.cells for f in figures)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def show(figures: Sequence[Figure]) -> int:
-    """Print them; returns the exit code: 0 if all targets are reached."""
-    print(f"{len(os.sched_getaffinity(0))} cores")
-    for figure in figures:
-        print(figure)
-    return 0 if all(figure.reached for figure in figures) else 1
+    """Print them; returns the exit code: 0 if no target is missed."""
+    print(table(figures))
+    return 1 if any(figure.missed for figure in figures) else 0

@@ -43,7 +43,6 @@ from mgpu_magic.following import follow, watch
 from mgpu_magic.options import Options
 from mgpu_magic.presses import Presses
 from mgpu_magic.sensors import WAIT_SECONDS
-from mgpu_magic.session import Session
 from mgpu_magic.snapshot import render_text
 from mgpu_magic.spec import ENGINES, LAUNCHERS, TASKS
 
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from mgpu_magic.check import Check
     from mgpu_magic.ensemble import Results
     from mgpu_magic.run import Run
+    from mgpu_magic.session import Session
     from mgpu_magic.snapshot import Snapshot
     from mgpu_magic.spec import JobSpec
 
@@ -105,6 +105,8 @@ class MultiGPU(Magics):
     def session(self) -> Session:
         """The session of this notebook, made when first needed."""
         if self._session is None:
+            from mgpu_magic.session import Session  # most of the package, not needed by %load_ext
+
             self._session = Session()
         return self._session
 
