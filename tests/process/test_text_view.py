@@ -73,13 +73,14 @@ def test_a_terminal_of_few_rows_is_not_filled_with_copies(tmp_path: Path) -> Non
 def test_an_interrupt_leaves_the_last_state(tmp_path: Path) -> None:
     """After Ctrl-C the lines say how far it came, and neither ^C nor a copy is left."""
     terminal = TerminalScript(tmp_path, script(3000))
-    terminal.until("tokens/s")
+    terminal.until("running", seconds=60)
     terminal.press_interrupt()
-    before, first, second, job, *rest = terminal.end()
+    lines = terminal.end()
     assert "^C" in terminal.output
+    before, first, second, job, *rest = lines
+    assert re.match(r"interrupted  \d+ of 3,000 prompts", job), terminal.output
     assert first.startswith("cpu:0    idle")
     assert second.startswith("cpu:1    idle")
-    assert re.match(r"interrupted  \d+ of 3,000 prompts", job)
     assert (before, rest) == ("before", ["stopped", "after"])
 
 
