@@ -73,7 +73,7 @@ def test_a_terminal_of_few_rows_is_not_filled_with_copies(tmp_path: Path) -> Non
 def test_an_interrupt_leaves_the_last_state(tmp_path: Path) -> None:
     """After Ctrl-C the lines say how far it came, and neither ^C nor a copy is left."""
     terminal = TerminalScript(tmp_path, script(3000))
-    terminal.until("running", seconds=60)
+    terminal.until("cpu:1    running", seconds=60)
     terminal.press_interrupt()
     lines = terminal.end()
     assert "^C" in terminal.output
