@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mgpu_magic import ResultSet
 
 SEED = 6
-ROUNDS = 3
+ROUNDS = 2
 SYSTEM_PROMPTS, QUESTIONS, SYSTEM_WORDS = 8, 64, 560  # words of this kind: about 600 tokens
 WORDS = ("model", "answer", "prompt", "sentence", "number", "device", "kernel", "worker")
 
@@ -27,8 +27,8 @@ def measure(*, quick: bool = False) -> list[Figure]:
     with Session("cpu:2") as session:
         warm_up(session, ours)
         for _ in range(ROUNDS):
-            one = answers(session, {**ours, "devices": [0]}, _prompts(chance), max_tokens=4)
-            two = answers(session, ours, _prompts(chance), max_tokens=4)
+            one = answers(session, {**ours, "devices": [0]}, _prompts(chance), max_tokens=1)
+            two = answers(session, ours, _prompts(chance), max_tokens=1)
             hits.append(_found(two) / _found(one))
             speeds.append((one.stats.seconds or 0.0) / (two.stats.seconds or 1.0))
     job = f"{QUESTIONS} prompts with each of {SYSTEM_PROMPTS} system prompts of 600 tokens"

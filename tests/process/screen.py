@@ -90,6 +90,9 @@ class TerminalScript:
         script.write_text(f"{_TAKE_TERMINAL}\n{body}", encoding="utf-8")
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        modes = termios.tcgetattr(slave)
+        modes[3] |= termios.NOFLSH  # else Ctrl-C throws away what we have not read yet
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
         self.process = subprocess.Popen(
             [sys.executable, script],
             cwd=folder,
@@ -109,7 +112,7 @@ class TerminalScript:
             assert self._take(), self.output
 
     def press_interrupt(self) -> None:
-        """Press Ctrl-C, between two drawings: a terminal throws away what nobody has read yet."""
+        """Press Ctrl-C, between two drawings: its echo would break a line in two."""
         self._take()  # so that the next drawing is a while away
         while select.select([self._master], [], [], 0.05)[0]:
             self._take()
