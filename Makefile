@@ -3,13 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 QUICKSTART_ANSWERS := Paris,Berlin,Tokyo,Rome,Madrid,Cairo,Nairobi,Lima
 
-.PHONY: help install demo test lint bench faults soak gpu-check kaggle-check python312 system-packages model
+.PHONY: help install demo test lint bench bench-quick simulate faults soak gpu-check kaggle-check python312 system-packages model
 
 help:
 	@echo "make demo          run demo_notebooks/01_quickstart.ipynb on two CPU devices"
 	@echo "make test          all tests, real models and a real browser included"
 	@echo "make lint          ruff and mypy"
-	@echo "make bench         ratios of speed, side by side with vLLM alone and with usual scripts"
+	@echo "make bench         speed, side by side with vLLM alone, Ray and usual scripts (20 minutes)"
+	@echo "make bench-quick   the part of it that takes two minutes"
+	@echo "make simulate      the scheduler on 2, 8 and 64 devices, in virtual time (a minute)"
 	@echo "make faults        each fault at each phase, as a table (a quarter of an hour)"
 	@echo "make soak          random jobs, faults and interrupts (SECONDS=1200 SEED=...)"
 	@echo "make kaggle-check  the notebook's side on the versions of Kaggle's image"
@@ -58,8 +60,19 @@ test: install system-packages model
 	$(BIN)/coverage report
 	$(BIN)/pytest tests/process tests/faults tests/engines tests/notebook
 
-bench: model
+# Ray is here to be compared with; nothing else needs it.
+.venv/.bench: .venv/.installed
+	@$(BIN)/pip install -qq -e ".[bench]"
+	@touch $@
+
+bench: .venv/.bench model
 	$(BIN)/python -m benchmarks.run
+
+bench-quick: model
+	$(BIN)/python -m benchmarks.run --quick
+
+simulate: install
+	$(BIN)/python -m benchmarks.simulate
 
 faults: system-packages model
 	cd tests && ../$(BIN)/python -m faults
