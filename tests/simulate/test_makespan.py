@@ -7,8 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from mgpu_magic.lifecycle import Planned
-from simulate.simulator import Machine, Simulation
+from benchmarks.simulator import Machine, Simulation, bound, replicas
 
 
 def workload(rng: random.Random, *, batch: bool) -> tuple[list[float], list[Machine]]:
@@ -29,7 +28,8 @@ def workload(rng: random.Random, *, batch: bool) -> tuple[list[float], list[Mach
     slots = rng.choice([4, 8, 16])
     machines = [
         Machine(
-            speed=speed,
+            step_seconds=slots / speed if batch else 0.0,
+            token_seconds=0.0 if batch else 1 / speed,
             capacity=slots + slots // 4,
             slots=slots if batch else None,
             load_seconds=join,
@@ -39,27 +39,9 @@ def workload(rng: random.Random, *, batch: bool) -> tuple[list[float], list[Mach
     return lengths, machines
 
 
-def bound(lengths: list[float], machines: list[Machine]) -> float:
-    """Total work over total speed (of those that have joined), or the longest single request."""
-    joining = sorted((machine.load_seconds, machine.speed) for machine in machines)
-    now, speed, left = joining[0][0], 0.0, sum(lengths)
-    for joins, more in joining:
-        if speed * (joins - now) >= left:
-            break
-        left -= speed * (joins - now)
-        now, speed = joins, speed + more
-    longest = max(lengths)
-    alone = min(m.load_seconds + longest * (m.slots or 1) / m.speed for m in machines)
-    return max(now + left / speed, alone)
-
-
 def makespan(lengths: list[float], machines: list[Machine]) -> float:
     """How long the scheduler needs for it."""
-    plans = [
-        Planned(worker=number, model="m", devices=(f"cpu:{number}",))
-        for number in range(len(machines))
-    ]
-    return Simulation({"m": lengths}, plans, machines, stagger=0.0).run().now
+    return Simulation({"m": lengths}, replicas(len(machines)), machines, stagger=0.0).run().now
 
 
 def ratios(seeds: range, *, batch: bool) -> list[float]:
@@ -88,7 +70,7 @@ def test_batch_engines_are_kept_full() -> None:
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_slow_device_simply_gets_less(slow: int) -> None:
     """A device at a third of the speed costs a job at most 5 % over the bound."""
-    machines = [Machine(speed=1 / 3 if number == slow else 1.0) for number in range(2)]
+    machines = [Machine(token_seconds=3.0 if number == slow else 1.0) for number in range(2)]
     assert makespan([10.0] * 300, machines) < 1.05 * bound([10.0] * 300, machines)
 
 
