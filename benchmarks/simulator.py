@@ -25,8 +25,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Self, TypeAlias, assert_never
+from functools import cache, partial
+from typing import ParamSpec, Self, TypeAlias, TypeVar, assert_never
 
 from mgpu_magic.lifecycle import (
     AbortAt,
@@ -56,6 +56,8 @@ from mgpu_magic.spec import Sampling
 
 JOB = 7
 ROUNDING = 1e-6  # steps
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Lengths: TypeAlias = Mapping[str, Sequence[float]]
 """Tokens of each answer, by model name and index."""
@@ -66,7 +68,8 @@ class Machine:
     """What a worker runs on: a step of its engine gives each running request one token.
 
     Attributes:
-        step_seconds: What a step takes, however few requests run.
+        step_seconds: What a step takes, however few requests run; where it is 0, nothing waits
+            for the next step to begin.
         token_seconds: What each running request adds to that.
         slots: How many run at the same time; None: all that it holds.
         capacity: What its `Ready` says.
@@ -118,7 +121,8 @@ class Engine:
         self.clock = now
         free = self.machine.most - len(self.running)
         if self.waiting and free > 0:
-            begin = math.ceil(self.steps - ROUNDING) if self.running else self.steps
+            stepped = self.running and self.machine.step_seconds
+            begin = math.ceil(self.steps - ROUNDING) if stepped else self.steps
             for _ in range(min(free, len(self.waiting))):
                 index, length = self.waiting.popleft()
                 heapq.heappush(self.running, (begin + length, index))
@@ -176,15 +180,15 @@ class Simulation:
             model: _requests(len(of_model), limits[model] if limits else None)
             for model, of_model in lengths.items()
         }
-        began = time.perf_counter()
-        self.scheduler = Scheduler(
+        self.scheduler_seconds = 0.0
+        self.scheduler = self._timed(
+            Scheduler,
             job=JOB,
             requests=requests,
             workers=plans,
             stagger=stagger,
             parallel_loads=parallel_loads,
         )
-        self.scheduler_seconds = time.perf_counter() - began
         self.now = 0.0
         self.messages = 0
         self._lengths = lengths
@@ -208,10 +212,7 @@ class Simulation:
         """Run until everything is resolved (or, after a cancel, until nothing happens)."""
         if cancel_at is not None:
             self._at(cancel_at, self._cancel)
-        began = time.perf_counter()
-        actions = self.scheduler.begin()
-        self.scheduler_seconds += time.perf_counter() - began
-        self._perform(actions)
+        self._perform(self._timed(self.scheduler.begin))
         self._plan_moved()
         while self._heap and (self._cancelled or not self.scheduler.done):
             self.now, _, act = heapq.heappop(self._heap)
@@ -228,10 +229,13 @@ class Simulation:
 
     def _tell(self, worker: int, event: Event) -> None:
         self.messages += 1
-        began = time.perf_counter()
-        actions = self.scheduler.handle(worker, event)
-        self.scheduler_seconds += time.perf_counter() - began
-        self._perform(actions)
+        self._perform(self._timed(self.scheduler.handle, worker, event))
+
+    def _timed(self, act: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        began = time.thread_time()
+        result = act(*args, **named)
+        self.scheduler_seconds += time.thread_time() - began - _clock_seconds()
+        return result
 
     def _cancel(self) -> None:
         self._perform(self.scheduler.cancel())
@@ -335,6 +339,15 @@ class Simulation:
     def _report(self, engine: Engine, ended: Sequence[int]) -> None:
         outcomes = [Returned(index=index, data=b"", seconds=0.0, device="cpu:0") for index in ended]
         self._tell(engine.worker, Outcomes(JOB, tuple(outcomes)))
+
+
+@cache
+def _clock_seconds() -> float:
+    """What asking for the time of a thread takes: as long as some of what is measured by it."""
+    began = time.thread_time()
+    for _ in range(1000):
+        time.thread_time()
+    return (time.thread_time() - began) / 1000
 
 
 def replicas(count: int) -> list[Planned]:
