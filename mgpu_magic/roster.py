@@ -118,9 +118,16 @@ class Model:
         return sum(paces) / len(paces) if paces else 1.0
 
     def share(self, worker: Worker) -> int:
-        """How many requests a worker may hold, its capacity aside."""
-        coming = sum(other.state in COMING for other in self.workers)
-        return fair_share(self.unresolved, worker.pace / self.mean_pace(), coming)
+        """How many requests a worker may hold, its capacity aside.
+
+        By the squares of the paces: a slow worker is slow with each of its requests, so the last
+        ones are for those that end them soon. Not while some are suspects: then a pace may say
+        more about the prompts that a worker died of than about the worker.
+        """
+        power = 1 if self.suspects else 2
+        mean = self.mean_pace()
+        paces = [other.pace or mean for other in self.workers if other.state in COMING]
+        return fair_share(self.unresolved, worker.pace**power, sum(pace**power for pace in paces))
 
     def next_suspects(self, capacity: int) -> tuple[Request, ...]:
         """Take the next group of suspects, no more than so many of it."""
@@ -130,22 +137,18 @@ class Model:
         return group[:capacity]
 
 
-def fair_share(unresolved: int, pace: float, workers: int) -> int:
+def fair_share(unresolved: int, weight: float, weights: float) -> int:
     """How many requests a worker may hold, its capacity aside.
 
-    Three quarters of its part, unless there is nobody to share with: an engine wants a full
-    batch, and what stays back evens out uneven lengths at the end. To keep more back starves
-    batch engines, to keep less lets one worker end long after the others; test_makespan.py
-    measures both.
+    Nothing is kept back: one request more hardly slows a batch, while one that begins when the
+    others end has its whole answer before it. `benchmarks/simulate.py` measures it.
 
     Args:
         unresolved: Requests of the model without an outcome, at workers or not.
-        pace: Speed of the worker as a multiple of the mean.
-        workers: How many are or will be ready.
+        weight: Of the worker.
+        weights: Sum over those that are or will be ready.
     """
-    if workers == 1:
-        return unresolved
-    return math.ceil(0.75 * unresolved * pace / workers)
+    return math.ceil(unresolved * weight / weights)
 
 
 def longest_first(requests: Sequence[Request]) -> Sequence[Request]:

@@ -6,30 +6,25 @@ import random
 
 import pytest
 
+from benchmarks.simulator import Machine, replicas
 from mgpu_magic.lifecycle import Planned, WorkerState
 from mgpu_magic.outcomes import Completion
 from mgpu_magic.placement import place
 from mgpu_magic.spec import Device, ModelSpec
-from simulate.simulator import Machine, Simulation
+from simulate.faulty import FaultySimulation
 
 
 def machine(rng: random.Random, *, fails_to_load: bool = False) -> Machine:
     """A machine of any kind."""
     return Machine(
-        speed=rng.choice([1.0, 3.0]),
+        step_seconds=rng.choice([0.0, 8.0]),
+        token_seconds=rng.choice([1.0, 1 / 3]),
         capacity=rng.choice([1, 3, 10, 40]),
         slots=rng.choice([None, 8]),
         import_seconds=rng.uniform(0, 10),
         load_seconds=rng.uniform(0, 50),
         fails_to_load=fails_to_load,
     )
-
-
-def replicas(count: int) -> list[Planned]:
-    """One model on so many devices."""
-    return [
-        Planned(worker=number, model="m", devices=(f"cpu:{number}",)) for number in range(count)
-    ]
 
 
 def lengths(rng: random.Random, at_most: int) -> list[float]:
@@ -46,7 +41,7 @@ def test_only_poison_prompts_fail(first: int) -> None:
         count = rng.randint(1, 4)
         bad = set(rng.sample(range(len(work)), k=min(len(work), rng.randint(0, 3))))
         crashes = [(rng.uniform(0, 300), rng.randrange(count)) for _ in range(rng.randint(0, 4))]
-        simulation = Simulation(
+        simulation = FaultySimulation(
             {"m": work},
             replicas(count),
             [machine(rng) for _ in range(count)],
@@ -69,7 +64,7 @@ def test_only_poison_prompts_fail(first: int) -> None:
 def test_many_poison_prompts_cost_no_good_answer(every: int, capacity: int) -> None:
     """Even where each second prompt kills its worker, all others are answered."""
     bad = set(range(0, 200, every))
-    simulation = Simulation(
+    simulation = FaultySimulation(
         {"m": [10.0] * 200},
         replicas(2),
         [Machine(capacity=capacity), Machine(capacity=capacity)],
@@ -86,7 +81,7 @@ def test_a_failed_load_costs_only_its_device() -> None:
         rng = random.Random(seed)
         count = rng.randint(2, 4)
         fails = [rng.random() < 0.5 for _ in range(count)]
-        simulation = Simulation(
+        simulation = FaultySimulation(
             {"m": lengths(rng, 60)},
             replicas(count),
             [machine(rng, fails_to_load=bad) for bad in fails],
@@ -103,7 +98,7 @@ def test_a_failed_load_costs_only_its_device() -> None:
     assert 20 < survived < 80
 
 
-def ensemble(rng: random.Random) -> Simulation:
+def ensemble(rng: random.Random) -> FaultySimulation:
     """Random models on random CPU devices, as the placement has them; one may be broken."""
     devices = [
         Device(kind="cpu", index=index, name="CPU", cores=(index,))
@@ -133,7 +128,7 @@ def ensemble(rng: random.Random) -> Simulation:
             capacity=4,
         )
         broken.discard(plans[warm].model)
-    simulation = Simulation(
+    simulation = FaultySimulation(
         {model.name: [] if rng.random() < 0.1 else lengths(rng, 30) for model in models},
         plans,
         [
@@ -168,9 +163,11 @@ def test_an_interrupt_ends_the_job_at_once() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         work = lengths(rng, 80)
-        plain = Simulation({"m": work}, replicas(2), [Machine(load_seconds=5.0)] * 2).run()
+        plain = FaultySimulation({"m": work}, replicas(2), [Machine(load_seconds=5.0)] * 2).run()
         at = rng.uniform(0, 0.99) * plain.now
-        stopped = Simulation({"m": work}, replicas(2), [Machine(load_seconds=5.0)] * 2).run(at)
+        stopped = FaultySimulation({"m": work}, replicas(2), [Machine(load_seconds=5.0)] * 2).run(
+            at
+        )
         failures = stopped.failures("m")
         assert failures
         assert {failure.error.kind for failure in failures.values()} == {"Interrupted"}
@@ -182,7 +179,7 @@ def test_an_interrupt_ends_the_job_at_once() -> None:
 def test_a_machine_that_kills_everything_does_not_run_for_ever() -> None:
     """Where every prompt kills its worker, restarts end and every prompt is a failure."""
     for count in (1, 2):
-        simulation = Simulation(
+        simulation = FaultySimulation(
             {"m": [1.0] * 50},
             replicas(count),
             [Machine(capacity=20)] * count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
@@ -229,9 +230,8 @@ def test_the_second_worker_gets_as_full_a_batch_as_the_first() -> None:
     """Who is ready first takes its fair share, not all, and the late one finds as much."""
     job = scheduler(on(0), on(1), stagger=0.0, m=500)
     job.begin()
-    assert len(submitted(load(job, 0, 320))[0]) == 188
-    assert len(submitted(load(job, 1, 320))[1]) == 188
-    assert job.pending("m") == 124
+    assert len(submitted(load(job, 0, 320))[0]) == 250
+    assert len(submitted(load(job, 1, 320))[1]) == 250
 
 
 def test_what_may_be_long_goes_out_first() -> None:
@@ -290,17 +290,25 @@ def test_a_limit_that_is_no_number_does_not_disturb_the_order() -> None:
 
 def test_a_faster_worker_holds_more() -> None:
     """The share follows what workers have finished; one that joins late counts as average."""
-    assert fair_share(80, 1.0, 2) == 30
-    assert fair_share(80, 1.5, 2) == 45
-    assert fair_share(1, 0.01, 8) == 1
-    job = scheduler(warm(0, capacity=100), warm(1, capacity=100), on(2), m=80)
-    assert {k: len(v) for k, v in submitted(job.begin()).items()} == {0: 20, 1: 20}
+    assert fair_share(80, 1.0, 2.0) == 40
+    assert fair_share(80, 1.5, 2.0) == 60
+    assert fair_share(1, 0.01, 8.0) == 1
+    job = scheduler(warm(0, capacity=100), warm(1, capacity=100), on(2), m=81)
+    assert {k: len(v) for k, v in submitted(job.begin()).items()} == {0: 27, 1: 27}
     for index in range(9):
         job.handle(0, answers(index))
-    assert job.in_flight(0) > 20
-    assert job.in_flight(1) == 20
+    assert job.in_flight(0) == 45
+    assert job.in_flight(1) == 27
+
+
+def test_a_worker_that_joins_late_counts_as_average() -> None:
+    """It finds its share of what the others have no room for."""
+    job = scheduler(warm(0, capacity=27), warm(1, capacity=27), on(2), m=81)
+    job.begin()
+    for index in range(9):
+        job.handle(0, answers(index))
     load(job, 2, capacity=100)
-    assert job.in_flight(2) == 18
+    assert job.in_flight(2) == math.ceil(72 * 5.5**2 / (10**2 + 1**2 + 5.5**2))
 
 
 def test_outcomes_that_nobody_waits_for_are_dropped() -> None:
@@ -521,8 +529,8 @@ def test_the_job_goes_on_without_a_replica_that_cannot_load() -> None:
     """Once one replica is ready the failure of another costs no prompt, and its share is free."""
     job = scheduler(on(0), on(1), m=10)
     job.begin()
-    assert len(submitted(load(job, 0, capacity=10))[0]) == 4
-    assert submitted(job.handle(1, CRASH)) == {0: [4, 5, 6, 7, 8, 9]}
+    assert len(submitted(load(job, 0, capacity=10))[0]) == 5
+    assert submitted(job.handle(1, CRASH)) == {0: [5, 6, 7, 8, 9]}
     assert job.failed[1].reason == "cpu:1: killed by SIGSEGV"
     assert job.failed_models == {}
 
@@ -605,14 +613,14 @@ def test_suspects_are_tried_at_one_worker_while_the_others_go_on() -> None:
 def test_a_group_of_suspects_respects_a_smaller_capacity() -> None:
     """Another replica may hold less than the one that died."""
     job = scheduler(warm(0, capacity=4), warm(1, capacity=1), m=8)
-    assert submitted(job.begin()) == {0: [0, 1, 2], 1: [3]}
+    assert submitted(job.begin()) == {0: [0, 1, 2, 3], 1: [4]}
     job.handle(0, CRASH)
     job.handle(1, CRASH)
-    assert submitted(load(job, 1, capacity=1)) == {1: [4]}
-    for index in (4, 5, 6):
+    assert submitted(load(job, 1, capacity=1)) == {1: [5]}
+    for index in (5, 6):
         job.handle(1, answers(index))
     assert submitted(job.handle(1, answers(7))) == {1: [0]}
-    assert job.pending("m") == 3
+    assert job.pending("m") == 4
 
 
 def test_restarts_end_when_nothing_gets_finished_between_them() -> None:
