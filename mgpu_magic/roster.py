@@ -129,6 +129,22 @@ class Model:
         paces = [other.pace or mean for other in self.workers if other.state in COMING]
         return fair_share(self.unresolved, worker.pace**power, sum(pace**power for pace in paces))
 
+    def take(self, count: int) -> tuple[Request, ...]:
+        """The next requests for a worker, from 1 to all that wait.
+
+        Where some may be longer, they are dealt like cards among the workers that hold nothing
+        yet: one batch of all the longest would end long after the others.
+        """
+        hungry = sum(other.state in COMING and not other.in_flight for other in self.workers)
+        among = min(len(self.pending), count * max(hungry, 1))
+        if count == 1 or _limit(self.pending[0]) == _limit(self.pending[among - 1]):
+            return tuple([self.pending.popleft() for _ in range(count)])
+        front = [self.pending.popleft() for _ in range(among)]
+        step = among // count
+        taken = range(0, step * count, step)
+        self.pending.extendleft(front[i] for i in reversed(range(among)) if i not in taken)
+        return tuple([front[i] for i in taken])
+
     def next_suspects(self, capacity: int) -> tuple[Request, ...]:
         """Take the next group of suspects, no more than so many of it."""
         group = self.suspects.popleft()
@@ -156,8 +172,12 @@ def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
 
     Then what is left for the end, when some workers have nothing more to do, is short.
     """
-    given = [request.sampling.fields.get("max_tokens") or math.inf for request in requests]
-    limits = [limit if isinstance(limit, int) else math.inf for limit in given]  # or it is wrong
+    limits = [_limit(request) for request in requests]
     if len(set(limits)) < 2:
         return requests
     return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
+
+
+def _limit(request: Request) -> float:
+    limit = request.sampling.fields.get("max_tokens") or math.inf
+    return limit if isinstance(limit, int) else math.inf  # or it is wrong

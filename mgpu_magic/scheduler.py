@@ -294,8 +294,7 @@ class Scheduler:
                 limit = min(worker.capacity, model.share(worker))
                 count = min(limit - len(worker.in_flight), len(model.pending))
                 if count > 0:
-                    requests = tuple(model.pending.popleft() for _ in range(count))
-                    actions.append(self._submit(worker, requests))
+                    actions.append(self._submit(worker, model.take(count)))
         return actions
 
     def _submit(self, worker: Worker, requests: tuple[Request, ...]) -> SubmitTo:

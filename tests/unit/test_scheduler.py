@@ -245,6 +245,21 @@ def test_what_may_be_long_goes_out_first() -> None:
     assert longest_first(requests[:1] * 3) == requests[:1] * 3
 
 
+def test_long_answers_are_dealt_among_the_workers() -> None:
+    """None gets a batch of all the longest; later ones are taken in their order."""
+    requests = [Request(i, "x", Sampling({"max_tokens": 100 - i})) for i in range(12)]
+    job = Scheduler(
+        job=JOB,
+        requests={"m": requests},
+        workers=[warm(0, capacity=3), warm(1, capacity=3), on(2)],
+        stagger=None,
+        parallel_loads=3,
+    )
+    assert submitted(job.begin()) == {0: [0, 3, 6], 1: [1, 4, 7]}
+    assert submitted(job.handle(0, answers(0, 3))) == {0: [2, 5]}
+    assert submitted(load(job, 2, capacity=3)) == {2: [8, 9, 10]}
+
+
 def refusal(*indices: int) -> Outcomes:
     """The worker's report that the engine refuses what these share with others."""
     error = RemoteError("ValueError", "max_tokens is 'x'")
