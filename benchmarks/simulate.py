@@ -101,6 +101,7 @@ def run(machines: Sequence[Machine], lengths: Sequence[int], *, known: bool = Fa
             devices=(f"cuda:{number}",),
             state=WorkerState.READY,
             capacity=machine.capacity,
+            slots=machine.slots,
         )
         for number, machine in enumerate(machines)
     ]

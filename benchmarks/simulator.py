@@ -298,7 +298,14 @@ class Simulation:
             engine.ready = True
             engine.clock = self.now
             machine = engine.machine
-            self._tell(engine.worker, Ready(machine.capacity, machine.load_seconds))
+            self._tell(
+                engine.worker,
+                Ready(
+                    machine.capacity,
+                    machine.load_seconds,
+                    slots=min(machine.most, machine.capacity),
+                ),
+            )
 
     def _retire(self, engine: Engine) -> None:
         engine.retired = True

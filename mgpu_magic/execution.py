@@ -82,11 +82,12 @@ class Seat:
 
     def planned(self) -> Planned:
         """The same for the scheduler."""
-        state, capacity = WorkerState.NEW, 0
+        state, capacity, slots = WorkerState.NEW, 0, None
         if self.warm is not None:
             state = WorkerState.LOADING if self.warm.granted else WorkerState.STARTING
             if self.warm.ready is not None:
-                state, capacity = WorkerState.READY, self.warm.ready.capacity
+                state, ready = WorkerState.READY, self.warm.ready
+                capacity, slots = ready.capacity, ready.slots
         return Planned(
             worker=self.number,
             model=self.placed.model,
@@ -95,6 +96,7 @@ class Seat:
             state=state,
             imported=self.warm is not None and self.warm.imported,
             capacity=capacity,
+            slots=slots,
         )
 
 

@@ -68,6 +68,7 @@ class Planned:
         state: NEW, or how far a worker that exists already has come.
         imported: Whether it waits for `GrantLoad` (STARTING only).
         capacity: What its `Ready` said (READY only).
+        slots: The same; None: as many.
     """
 
     worker: int
@@ -77,6 +78,7 @@ class Planned:
     state: WorkerState = NEW
     imported: bool = False
     capacity: int = 0
+    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

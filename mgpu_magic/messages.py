@@ -185,6 +185,8 @@ class Ready:
         max_model_len: Tokens that prompt and answer may have together, where known.
         has_chat_template: Whether the model's tokenizer has one.
         notes: What the engine decided for the user, to be said once.
+        slots: Requests it works on at the same time, if not all that it holds: the others wait
+            in front of the engine, so that it need not wait for them.
     """
 
     capacity: int
@@ -192,6 +194,7 @@ class Ready:
     max_model_len: int | None = None
     has_chat_template: bool = False
     notes: tuple[str, ...] = ()
+    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

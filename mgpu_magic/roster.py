@@ -34,6 +34,7 @@ class Worker:
         state: How far it is.
         imported: It waits for the word to load.
         capacity: Requests that it makes use of at the same time.
+        slots: How many of them it works on; the others wait in front of its engine.
         pace: Requests that it has finished, which is as good as a speed; 0: was never ready.
         in_flight: What it was sent and has not answered, by index.
         alone: That is a group of suspects.
@@ -52,6 +53,7 @@ class Worker:
     state: WorkerState
     imported: bool
     capacity: int
+    slots: int
     pace: float
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False
@@ -116,6 +118,16 @@ class Model:
         """Of the workers that are or will be ready."""
         paces = [worker.pace for worker in self.workers if worker.state in COMING and worker.pace]
         return sum(paces) / len(paces) if paces else 1.0
+
+    def limit(self, worker: Worker) -> int:
+        """How many requests a worker may hold.
+
+        More than its slots only while there is more for all than slots: what waits in front of
+        one engine at the end could run on another.
+        """
+        slots = sum(other.slots for other in self.workers if other.state in COMING)
+        most = worker.capacity if len(self.pending) > slots else worker.slots
+        return min(most, self.share(worker))
 
     def share(self, worker: Worker) -> int:
         """How many requests a worker may hold, its capacity aside.

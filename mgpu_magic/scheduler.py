@@ -129,6 +129,7 @@ class Scheduler:
                 state=plan.state,
                 imported=plan.imported,
                 capacity=plan.capacity,
+                slots=plan.capacity if plan.slots is None else plan.slots,
                 pace=1.0 if plan.state is READY else 0.0,
             )
             model.workers.append(worker)
@@ -171,8 +172,9 @@ class Scheduler:
                 this.weights |= stage == "warming up"
                 this.model.here |= stage in ("loading", "warming up")  # not while "downloading"
                 return self._grant_due()
-            case Ready(capacity):
+            case Ready(capacity, slots=slots):
                 this.capacity = capacity
+                this.slots = capacity if slots is None else slots
                 this.pace = this.pace or this.model.mean_pace()
                 this.model.was_ready = this.model.here = True
                 return self._grant_due() + self._fill(this.model)
@@ -291,8 +293,8 @@ class Scheduler:
                 worker.alone = True
                 actions.append(self._submit(worker, model.next_suspects(worker.capacity)))
             elif model.pending and len(worker.in_flight) < worker.capacity:
-                limit = min(worker.capacity, model.share(worker))
-                count = min(limit - len(worker.in_flight), len(model.pending))
+                room = model.limit(worker) - len(worker.in_flight)
+                count = min(room, len(model.pending))
                 if count > 0:
                     actions.append(self._submit(worker, model.take(count)))
         return actions

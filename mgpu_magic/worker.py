@@ -207,6 +207,7 @@ def _drive(channel: Channel, engine: engines.Engine, pulse: _Pulse) -> None:
             loaded.max_model_len,
             loaded.has_chat_template,
             loaded.notes,
+            loaded.slots,
         )
     )
     pulse.loaded = True

@@ -34,6 +34,7 @@ class Loaded:
     """What a loaded engine can do; the fields are those of `messages.Ready`."""
 
     capacity: int
+    slots: int
     max_model_len: int | None = None
     has_chat_template: bool = False
     notes: tuple[str, ...] = ()

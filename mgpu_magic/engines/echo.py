@@ -101,7 +101,7 @@ class EchoEngine:
         if settings.fail_to_load:
             raise RuntimeError(settings.fail_to_load)
         report("loading", 1.0)
-        return Loaded(capacity=settings.capacity)
+        return Loaded(capacity=settings.capacity, slots=1)
 
     def add(self, request: Request) -> None:
         """See `Engine`."""

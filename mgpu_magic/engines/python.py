@@ -65,7 +65,8 @@ class PythonEngine:
         report("loading", None)
         if self._load is not None:
             self._state = self._load(device_name(self._spec))
-        return Loaded(capacity=2 * self._batch_size)  # one batch at work, one at hand
+        # One batch at work, one at hand.
+        return Loaded(capacity=2 * self._batch_size, slots=self._batch_size)
 
     def add(self, request: Request) -> None:
         """See `Engine`."""

@@ -131,6 +131,7 @@ class TransformersEngine:
         self._warm_up()
         return Loaded(
             capacity=self._settings.batch_size * (GENERATING_WINDOW if generates else WINDOW),
+            slots=self._settings.batch_size,
             max_model_len=loaded.limit,
             has_chat_template=bool(getattr(loaded.tokenizer, "chat_template", None)),
             notes=(*loaded.notes, *scorer.notes),

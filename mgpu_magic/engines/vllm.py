@@ -111,6 +111,7 @@ class VllmEngine:
             # A few more than it runs at once, so that a finished one is followed within the same
             # step instead of a round trip later; not many more, so that the tail stays short.
             capacity=sequences + max(2, sequences // 8),
+            slots=sequences,
             max_model_len=config.model_config.max_model_len,
             has_chat_template=bool(getattr(self._llm.get_tokenizer(), "chat_template", None)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import pytest
@@ -243,6 +244,15 @@ def test_what_may_be_long_goes_out_first() -> None:
     ]
     assert [request.index for request in longest_first(requests)] == [2, 1, 4, 0, 3]
     assert longest_first(requests[:1] * 3) == requests[:1] * 3
+
+
+def test_nothing_waits_in_front_of_an_engine_at_the_end() -> None:
+    """Two devices of three slots answer twelve alike prompts in two rounds, not in three."""
+    workers = [replace(warm(number, capacity=4), slots=3) for number in range(2)]
+    job = scheduler(*workers, m=12)
+    assert submitted(job.begin()) == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
+    assert submitted(job.handle(0, answers(0, 1, 2))) == {0: [8, 9]}
+    assert submitted(job.handle(1, answers(4, 5, 6))) == {1: [10, 11]}
 
 
 def test_long_answers_are_dealt_among_the_workers() -> None:
