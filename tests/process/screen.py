@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|(.)", re.DOTALL)
 
-_TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"  # for its Ctrl-C
+# For its Ctrl-C; who runs tests in the background has it ignored, and so have their children.
+_TAKE_TERMINAL = """\
+import fcntl, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 
 
 class Screen:
