@@ -82,11 +82,11 @@ class Seat:
 
     def planned(self) -> Planned:
         """The same for the scheduler."""
-        state, capacity, slots = WorkerState.NEW, 0, None
+        state, capacity, slots, pace = WorkerState.NEW, 0, None, 1.0
         if self.warm is not None:
             state = WorkerState.LOADING if self.warm.granted else WorkerState.STARTING
-            if self.warm.ready is not None:
-                state, ready = WorkerState.READY, self.warm.ready
+            if (ready := self.warm.ready) is not None:
+                state, pace = WorkerState.READY, self.warm.pace
                 capacity, slots = ready.capacity, ready.slots
         return Planned(
             worker=self.number,
@@ -97,6 +97,7 @@ class Seat:
             imported=self.warm is not None and self.warm.imported,
             capacity=capacity,
             slots=slots,
+            pace=pace,
         )
 
 
@@ -274,6 +275,9 @@ class Execution:
         """The results, and the error to raise with them, if any."""
         results = self.results()
         error = self._error(results)
+        for number, pace in self._scheduler.paces().items():
+            if (living := self._fleet.get(number)) is not None:
+                living.pace = pace
         failed_models = self._scheduler.failed_models
         for name, death in failed_models.items():
             what = f"could not be loaded: {death.reason}"

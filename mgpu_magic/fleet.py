@@ -36,6 +36,7 @@ class Worker:
         granted: It has got the word to load.
         ready: What it said when it was ready.
         leaving: It was told to go.
+        pace: Its speed in the last job that showed it, as a multiple of its model's mean.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Worker:
     granted: bool = False
     ready: Ready | None = None
     leaving: bool = False
+    pace: float = 1.0
     queued: list[Command] = field(default_factory=list)
 
     @property

@@ -69,6 +69,7 @@ class Planned:
         imported: Whether it waits for `GrantLoad` (STARTING only).
         capacity: What its `Ready` said (READY only).
         slots: The same; None: as many.
+        pace: Its speed in an earlier job, as a multiple of its model's mean (READY only).
     """
 
     worker: int
@@ -79,6 +80,7 @@ class Planned:
     imported: bool = False
     capacity: int = 0
     slots: int | None = None
+    pace: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

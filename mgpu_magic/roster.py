@@ -119,6 +119,12 @@ class Model:
         paces = [worker.pace for worker in self.workers if worker.state in COMING and worker.pace]
         return sum(paces) / len(paces) if paces else 1.0
 
+    @property
+    def rounds(self) -> float:
+        """How often all ready workers together could have had all their slots filled."""
+        ready = [worker for worker in self.workers if worker.state is READY]
+        return sum(worker.pace for worker in ready) / max(1, sum(worker.slots for worker in ready))
+
     def limit(self, worker: Worker) -> int:
         """How many requests a worker may hold.
 

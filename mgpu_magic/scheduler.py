@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
+TELLING_ROUNDS = 4
+
+
 class Scheduler:
     """One job: its requests, its workers, and what to do next.
 
@@ -130,7 +133,7 @@ class Scheduler:
                 imported=plan.imported,
                 capacity=plan.capacity,
                 slots=plan.capacity if plan.slots is None else plan.slots,
-                pace=1.0 if plan.state is READY else 0.0,
+                pace=plan.pace if plan.state is READY else 0.0,
             )
             model.workers.append(worker)
             model.was_ready |= plan.state is READY
@@ -215,6 +218,20 @@ class Scheduler:
         """Unresolved requests of the model that are at no worker."""
         this = self._models[model]
         return this.unresolved - sum(len(worker.in_flight) for worker in this.workers)
+
+    def paces(self) -> dict[int, float]:
+        """How fast workers were, as multiples of their model's mean, where the job was long enough.
+
+        The next job begins with it: with nothing known, a slow device gets as much as a fast one.
+        What uneven answers can do as well is no difference.
+        """
+        found = {
+            worker.id: worker.pace / model.mean_pace()
+            for model in self._models.values()
+            for worker in model.workers
+            if worker.state is READY and model.rounds >= TELLING_ROUNDS
+        }
+        return {worker: pace if abs(pace - 1) > 0.2 else 1.0 for worker, pace in found.items()}
 
     # --- starting and loading ----------------------------------------------------------------
 

@@ -749,3 +749,20 @@ def test_nothing_is_sent_after_an_interrupt() -> None:
     assert job.dropped == 2
     assert job.handle(0, CRASH) == []
     assert (job.state(0), job.state(2)) == (LOST, NEW)
+
+
+def test_the_next_job_knows_how_fast_the_workers_were() -> None:
+    """A worker at a third of the speed is given a tenth at once; a short job tells nothing."""
+    job = scheduler(warm(0, capacity=4), warm(1, capacity=4), m=100)
+    held = submitted(job.begin())
+    assert job.paces() == {}
+    for worker in (0, 0, 0, 1) * 20:
+        done = held[worker].pop(0)
+        for other, more in submitted(job.handle(worker, answers(done))).items():
+            held[other] += more
+    fast, slow = job.paces().values()
+    assert fast / slow > 2
+    again = scheduler(
+        replace(warm(0, capacity=100), pace=1.5), replace(warm(1, capacity=100), pace=0.5), m=100
+    )
+    assert {k: len(v) for k, v in submitted(again.begin()).items()} == {0: 90, 1: 10}
