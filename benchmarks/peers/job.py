@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ class Job:
         engine_args: Arguments of `vllm.LLM`.
         cores: One per replica.
         runs: How often the job is done, one after the other; a script may keep what it loaded.
+        options: Further ones, of this package alone.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Job:
     engine_args: dict[str, Any]
     cores: Sequence[int]
     runs: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write it to a file."""

@@ -25,6 +25,7 @@ def main() -> None:
                 model={"model": job.model, **job.engine_args},
                 prompts=job.prompts,
                 sampling=job.sampling,
+                **job.options,
             )
             run = session.submit(options.job())
             while not run.wait(LOOK_SECONDS):

@@ -1,0 +1,39 @@
+"""Against the usual script with threads: transformers, batches of 8, ten seconds between starts.
+
+Both sides are one process, and load the model once per device.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from benchmarks.common import Figure, show
+from benchmarks.sides import job_of, timed
+
+ROUNDS = 2
+COUNT = 64
+BATCH = 8
+
+
+def measure() -> list[Figure]:
+    """Alternates between the two on the same two cores."""
+    chance = random.Random(5)
+    mixed = [chance.randint(4, 60) for _ in range(COUNT)]
+    rows = {"even": [32] * COUNT, "mixed": mixed}
+    figures = []
+    for kind, tokens in rows.items():
+        job = job_of(tokens, engine="transformers", launcher="thread", batch_size=BATCH)
+        ratios = []
+        for _ in range(ROUNDS):
+            [theirs] = timed("threads", job)
+            [ours] = timed("ours", job)
+            ratios.append(theirs.all_answers / ours.all_answers)
+        figures.append(
+            Figure(what=f"threads, {kind} lengths: time of theirs over ours", rounds=ratios, target=1)
+        )
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(show(measure()))
