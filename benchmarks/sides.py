@@ -62,13 +62,15 @@ def even(count: int, tokens: int) -> Job:
     return job_of([tokens] * count)
 
 
-def job_of(tokens: Sequence[int], runs: int = 1, **options: Any) -> Job:
+def job_of(
+    tokens: Sequence[int], runs: int = 1, args: dict[str, Any] = ENGINE_ARGS, **options: Any
+) -> Job:
     """A job of the usual prompts, with answers of so many tokens."""
     return Job(
         model=model(),
         prompts=PROMPTS[: len(tokens)],
         sampling=of_tokens(tokens),
-        engine_args=ENGINE_ARGS,
+        engine_args=args,
         cores=cores(),
         runs=runs,
         options=options,

@@ -35,8 +35,9 @@ def main() -> None:
             results = run.result()
             results.raise_for_failures()
             tell("answer", run=number)
-            tell("all answers", run=number, tokens=results.stats.output_tokens, workers=[
-                [w.load_seconds, w.output_tokens, w.output_tokens_per_second] for w in results.stats.workers])
+            loads = [worker.load_seconds for worker in results.stats.workers]
+            tokens = results.stats.output_tokens
+            tell("all answers", run=number, tokens=tokens, load_seconds=loads)
 
 
 if __name__ == "__main__":
