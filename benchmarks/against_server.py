@@ -12,7 +12,7 @@ from benchmarks.common import Figure, show
 from benchmarks.sides import skewed, timed
 
 ROUNDS = 1  # of the whole; one takes more than a minute
-WARM = 3
+WARM = 2
 COUNT = 100
 
 

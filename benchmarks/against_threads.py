@@ -11,7 +11,7 @@ import sys
 from benchmarks.common import Figure, show
 from benchmarks.sides import job_of, timed
 
-ROUNDS = 2
+ROUNDS = 1  # of half a minute, for each kind of lengths
 COUNT = 64
 ENGINE_ARGS = {"dtype": "bfloat16"}
 BATCH = 8

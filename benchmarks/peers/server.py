@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 MORE_IN_FLIGHT = 1.5  # than it runs at once, so that it does not wait for the client
-    os.environ.get("IN_FLIGHT", "24")
-)  # per server: of 18, 24 and 32 the quickest, with 16 sequences at a time
 POLL_SECONDS = 0.1
 
 
