@@ -1,0 +1,51 @@
+"""Against the usual script, a spawned process and a half of the prompts per device: whole times.
+
+A script that is run again loads everything again; a cell that is run again does not. That the
+first cell is no slower to its first answer is measured with one short prompt per device, since
+the script gathers its answers at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.common import Figure, show
+from benchmarks.sides import even, one_each, skewed, timed
+
+START_ROUNDS = 3
+ROUNDS = 1  # one takes a minute and a half
+EVEN = 100, 60  # prompts, tokens
+
+
+def measure() -> list[Figure]:
+    """Alternates between the two on the same two cores."""
+    timed("ours", one_each())  # now the files are in the page cache
+    starts, wholes, again, evens = [], [], [], []
+    for _ in range(START_ROUNDS):
+        [theirs] = timed("halves", one_each())
+        [ours] = timed("ours", one_each())
+        starts.append(ours.first_answer / theirs.first_answer)
+    for _ in range(ROUNDS):
+        [theirs] = timed("halves", skewed())
+        first, second = timed("ours", skewed(runs=2))
+        wholes.append(theirs.all_answers / first.all_answers)
+        again.append(theirs.all_answers / second.all_answers)
+    for _ in range(ROUNDS):
+        [theirs] = timed("halves", even(*EVEN))
+        [ours] = timed("ours", even(*EVEN))
+        evens.append(theirs.all_answers / ours.all_answers)
+    return [
+        Figure(
+            what="first cell, to the first answer: ours over halves'",
+            rounds=starts,
+            target=1.0,
+            at_most=True,
+        ),
+        Figure(what="first cell, uneven: time of halves over ours", rounds=wholes, target=1.0),
+        Figure(what="first cell, even: time of halves over ours", rounds=evens, target=1.0),
+        Figure(what="same cell again, uneven: halves again over ours", rounds=again, target=2.5),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(show(measure()))

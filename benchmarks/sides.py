@@ -1,0 +1,121 @@
+"""Two sides beside each other: the scripts of `benchmarks.peers` with one job, and their times.
+
+A script's time begins when its process is started, so that whatever it imports is in it, and a
+moment is when its line arrives here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common import ENGINE_ARGS, PROMPTS, ROOT, model, of_tokens
+from benchmarks.peers.job import MARK, Job
+from benchmarks.skewed import LONG, SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one run of a job, from its beginning.
+
+    Attributes:
+        first_answer: Until the script had an answer.
+        all_answers: Until it had all of them.
+        tokens: How many were generated.
+    """
+
+    first_answer: float
+    all_answers: float
+    tokens: int
+
+
+def cores() -> tuple[int, int]:
+    """The two cores that each side has."""
+    one, two, *_ = sorted(os.sched_getaffinity(0))
+    return one, two
+
+
+def one_each() -> Job:
+    """A short prompt per device: what it takes until there is an answer."""
+    return job_of([4, 4])
+
+
+def skewed(count: int = len(PROMPTS), runs: int = 1) -> Job:
+    """The job of `benchmarks.skewed`: short answers in the first half, long ones in the other."""
+    return job_of([SHORT] * (count // 2) + [LONG] * (count // 2), runs)
+
+
+def even(count: int, tokens: int) -> Job:
+    """Answers of one length."""
+    return job_of([tokens] * count)
+
+
+def job_of(
+    tokens: Sequence[int], runs: int = 1, args: dict[str, Any] = ENGINE_ARGS, **options: Any
+) -> Job:
+    """A job of the usual prompts, with answers of so many tokens."""
+    return Job(
+        model=model(),
+        prompts=PROMPTS[: len(tokens)],
+        sampling=of_tokens(tokens),
+        engine_args=args,
+        cores=cores(),
+        runs=runs,
+        options=options,
+    )
+
+
+def timed(script: str, job: Job) -> list[Timing]:
+    """Have a script of `benchmarks.peers` do a job; what each run took."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        job.write(path)
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.peers.{script}", str(path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            timings = list(_read(process, began))
+            assert process.wait() == 0, f"{script} failed"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # whatever it left behind
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    wanted = sum(fields["max_tokens"] for fields in job.sampling)
+    assert [timing.tokens for timing in timings] == [wanted] * job.runs, timings
+    return timings
+
+
+def _read(process: subprocess.Popen[str], began: float) -> Iterator[Timing]:
+    first = None
+    assert process.stdout is not None
+    for line in process.stdout:
+        _, mark, told = line.partition(MARK)
+        if not mark:
+            continue  # what a library prints
+        seconds = time.perf_counter() - began
+        moment = json.loads(told)
+        match moment["moment"]:
+            case "begin" if moment["run"] > 1:
+                began, first = time.perf_counter(), None
+            case "answer":
+                first = first or seconds
+            case "all answers":
+                yield Timing(first or seconds, seconds, moment["tokens"])
