@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.common import model
+from benchmarks.common import SEED, model
 from mgpu_magic import ResultSet
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ WORDS = ("the", "a", "of", "model", "price", "honestly", "winter", "train", "off
 
 def texts(count: int, words: tuple[int, int]) -> list[str]:
     """`count` texts of so many words, least and most."""
-    chance = random.Random(5)
+    chance = random.Random(SEED)
     return [" ".join(chance.choices(WORDS, k=chance.randint(*words))) for _ in range(count)]
 
 

@@ -20,7 +20,7 @@ from mgpu_magic import Session
 ROUNDS = 5
 
 
-def measure() -> list[Figure]:
+def measure(*, quick: bool = False) -> list[Figure]:
     """Alternates between the two on one core."""
     import torch
 

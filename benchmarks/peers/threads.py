@@ -1,6 +1,6 @@
 """The usual script with threads: one per device, ten seconds between their starts.
 
-vLLM cannot live twice in a process, so this is transformers: each thread takes its half of the
+vLLM is made for one engine in a process, so this is transformers: each thread takes its half of the
 prompts in batches of eight, in the order in which they came.
 """
 
