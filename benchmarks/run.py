@@ -13,11 +13,15 @@ import os
 import platform
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import ROOT, SEED, Figure, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 QUICK = ("load_ext", "orchestration", "generation")
 MODULES = (
@@ -31,37 +35,44 @@ LIBRARIES = (
 
 
 def main() -> int:
-    """Measure; the exit code is 0 whether or not a target is missed: the table says it."""
+    """Measure; the exit code says whether all could be measured, the table what was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(MODULES))
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)}; two minutes")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args()
-    started, load, began = time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg(), time.monotonic()
+    began = time.monotonic()
+    record: dict[str, Any] = {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "quick": options.quick,
+        "machine": machine(),
+        "versions": versions(),
+        "seed": SEED,
+        "load_before": os.getloadavg(),
+        "errors": {},
+    }
     figures: list[Figure] = []
     for name in options.modules or (QUICK if options.quick else MODULES):
         print(f"{name} ...", end="", file=sys.stderr, flush=True)
         since = time.monotonic()
-        figures += importlib.import_module(f"benchmarks.{name}").measure(quick=options.quick)
+        try:
+            module = importlib.import_module(f"benchmarks.{name}")
+            figures += module.measure(quick=options.quick)
+        except Exception:  # noqa: BLE001  # a peer that does not run must not cost the rest
+            record["errors"][name] = traceback.format_exc()
+            print(f"\n{record['errors'][name]}", file=sys.stderr)
         print(f" {time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
+        _write(options.json, record, figures, time.monotonic() - began)
     print(table(figures))
-    record = {
-        "started": started,
-        "seconds": round(time.monotonic() - began),
-        "quick": options.quick,
-        "machine": machine(),
-        "versions": versions(),
-        "load_before": load,
-        "load_after": os.getloadavg(),
-        "seed": SEED,
-        "figures": [
-            {**asdict(figure), "value": figure.value, "missed": figure.missed} for figure in figures
-        ],
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(record, indent=1))
-    print(f"{record['seconds']} s; all of it in {os.path.relpath(options.json)}", file=sys.stderr)
-    return 0
+    print(f"all of it in {os.path.relpath(options.json)}", file=sys.stderr)
+    return 1 if record["errors"] else 0
+
+
+def _write(path: Path, record: dict[str, Any], figures: Sequence[Figure], seconds: float) -> None:
+    rows = [{**asdict(one), "value": one.value, "missed": one.missed} for one in figures]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {**record, "seconds": round(seconds), "load_after": os.getloadavg(), "figures": rows}
+    path.write_text(json.dumps(whole, indent=1))
 
 
 def machine() -> dict[str, Any]:

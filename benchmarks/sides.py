@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from benchmarks.peers.job import MARK, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+MOST_SECONDS = 300.0  # for all runs of a script
+LOG_CHARS = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ def job_of(
 
 def timed(script: str, job: Job) -> list[Timing]:
     """Have a script of `benchmarks.peers` do a job; what each run took."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         path = Path(folder) / "job.json"
         job.write(path)
         began = time.perf_counter()
@@ -87,14 +92,19 @@ def timed(script: str, job: Job) -> list[Timing]:
             [sys.executable, "-m", f"benchmarks.peers.{script}", str(path)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=log,
             text=True,
             start_new_session=True,
         )
+        overdue = threading.Timer(MOST_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+        overdue.start()
         try:
             timings = list(_read(process, began))
-            assert process.wait() == 0, f"{script} failed"
+            if process.wait() != 0:
+                log.seek(0)
+                raise RuntimeError(f"{script} failed: {log.read()[-LOG_CHARS:]}")
         finally:
+            overdue.cancel()
             with contextlib.suppress(ProcessLookupError):  # whatever it left behind
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

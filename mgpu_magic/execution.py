@@ -82,7 +82,7 @@ class Seat:
 
     def planned(self) -> Planned:
         """The same for the scheduler."""
-        state, capacity, slots, pace = WorkerState.NEW, 0, None, 1.0
+        state, capacity, slots, pace = WorkerState.NEW, 0, None, None
         if self.warm is not None:
             state = WorkerState.LOADING if self.warm.granted else WorkerState.STARTING
             if (ready := self.warm.ready) is not None:

@@ -46,7 +46,7 @@ class Worker:
     granted: bool = False
     ready: Ready | None = None
     leaving: bool = False
-    pace: float = 1.0
+    pace: float | None = None
     queued: list[Command] = field(default_factory=list)
 
     @property

@@ -69,7 +69,7 @@ class Planned:
         imported: Whether it waits for `GrantLoad` (STARTING only).
         capacity: What its `Ready` said (READY only).
         slots: The same; None: as many.
-        pace: Its speed in an earlier job, as a multiple of its model's mean (READY only).
+        pace: Its speed in an earlier job, as a multiple of its model's mean (READY only), if known.
     """
 
     worker: int
@@ -80,7 +80,7 @@ class Planned:
     imported: bool = False
     capacity: int = 0
     slots: int | None = None
-    pace: float = 1.0
+    pace: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from mgpu_magic.errors import ProtocolError
 from mgpu_magic.outcomes import Outcome, RemoteError  # noqa: TC001  # `get_args` needs the classes
 from mgpu_magic.spec import Sampling, WorkerSpec  # noqa: TC001  # `get_args` needs the classes
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 # --- prompts and requests -----------------------------------------------------------

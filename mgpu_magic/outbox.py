@@ -1,11 +1,12 @@
 """Gathers outcomes of an engine whose steps are short into messages worth their cost.
 
 ```
-step ── put ──> Outbox ──> one message, HOLD_SECONDS after the one before at the earliest
+step ── put ──> Outbox ──> one message for all that ended within HOLD_SECONDS
 ```
 
 What comes after a pause is sent at once, so that steps of an engine that takes longer than that
-are told one by one. Imports `messages` and `outcomes` alone.
+are told one by one. What is held is lost with a process that is killed meanwhile, and asked
+again, as what it was working on is. Imports `messages` and `outcomes` alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Outbox:
 
     def __init__(self, send: Callable[[Outcomes], None]) -> None:
         self._send = send
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # of what is held, and of the order of messages
         self._job = 0
         self._held: list[Outcome] = []
         self._sent_at = 0.0

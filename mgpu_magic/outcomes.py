@@ -154,9 +154,11 @@ def _completion(
     output_tokens: int,
     seconds: float,
     device: str,
-    *others: Any,
+    logprobs: tuple[Logprobs, ...] | None,
+    prompt_logprobs: Logprobs | None,
+    token_ids: tuple[tuple[int, ...], ...] | None,
+    cached_tokens: int | None,
 ) -> Completion:
-    logprobs, prompt_logprobs, token_ids, cached_tokens = others
     return Completion(
         index=index,
         texts=texts,

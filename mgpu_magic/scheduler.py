@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
-TELLING_ROUNDS = 4
+TELLING_ROUNDS = 4  # of full batches; in fewer, who ends a round first looks faster than it is
+SAME_PACE = 0.2  # a difference that uneven answers make, too
 
 
 class Scheduler:
@@ -124,6 +125,7 @@ class Scheduler:
         self._workers: dict[int, Worker] = {}
         for plan in workers:
             model = self._models[plan.model]
+            slots = plan.capacity if plan.slots is None else plan.slots
             worker = Worker(
                 id=plan.worker,
                 model=model,
@@ -132,8 +134,8 @@ class Scheduler:
                 state=plan.state,
                 imported=plan.imported,
                 capacity=plan.capacity,
-                slots=plan.capacity if plan.slots is None else plan.slots,
-                pace=plan.pace if plan.state is READY else 0.0,
+                slots=slots,
+                pace=self._first_pace(plan, slots),
             )
             model.workers.append(worker)
             model.was_ready |= plan.state is READY
@@ -223,15 +225,22 @@ class Scheduler:
         """How fast workers were, as multiples of their model's mean, where the job was long enough.
 
         The next job begins with it: with nothing known, a slow device gets as much as a fast one.
-        What uneven answers can do as well is no difference.
+        Where prompts have killed workers, it says more about the prompts.
         """
         found = {
             worker.id: worker.pace / model.mean_pace()
             for model in self._models.values()
             for worker in model.workers
-            if worker.state is READY and model.rounds >= TELLING_ROUNDS
+            if worker.state is READY and model.rounds >= TELLING_ROUNDS and not model.deaths
         }
-        return {worker: pace if abs(pace - 1) > 0.2 else 1.0 for worker, pace in found.items()}
+        return {k: pace if abs(pace - 1) > SAME_PACE else 1.0 for k, pace in found.items()}
+
+    @staticmethod
+    def _first_pace(plan: Planned, slots: int) -> float:
+        """What is known counts as much as a round does; else the first answers are to tell."""
+        if plan.state is not READY:
+            return 0.0
+        return 1.0 if plan.pace is None else plan.pace * slots
 
     # --- starting and loading ----------------------------------------------------------------
 

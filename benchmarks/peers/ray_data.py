@@ -8,26 +8,34 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from typing import Any
 
 from benchmarks.peers.job import VLLM_ON_ONE_CORE, Job, tell
 
 BATCH_SIZE = 8  # of 8, 16 and 32 as quick as any the first time, and the quickest the second
+PATIENCE_SECONDS = 20.0
 LOCKS = "PEER_CORE_LOCKS"  # in the environment of the actors that hold an engine
 
 
 def take_core() -> None:
     """Keep an engine's process to the first core that no other one has; Ray calls it."""
     folder = os.environ.get(LOCKS)
-    for core in sorted(os.sched_getaffinity(0)) if folder else ():
-        lock = os.open(f"{folder}/{core}", os.O_CREAT | os.O_RDWR)  # open as long as it lives
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-        else:
-            os.sched_setaffinity(0, {core})
-            return
+    if folder is None:
+        return
+    deadline = time.monotonic() + PATIENCE_SECONDS  # for those of the run before to be gone
+    while time.monotonic() < deadline:
+        for core in sorted(os.sched_getaffinity(0)):
+            lock = os.open(f"{folder}/{core}", os.O_CREAT | os.O_RDWR)  # open as long as it lives
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+            else:
+                os.sched_setaffinity(0, {core})
+                return
+        time.sleep(0.1)
+    raise RuntimeError("no core is free for an engine")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MORE_IN_FLIGHT = 1.5  # than it runs at once, so that it does not wait for the client
 POLL_SECONDS = 0.1
+START_SECONDS = 120.0
 
 
 @contextlib.contextmanager
@@ -65,12 +67,14 @@ async def ready(client: aiohttp.ClientSession, address: str) -> None:
     """Return when the server answers."""
     import aiohttp
 
-    while True:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
         with contextlib.suppress(aiohttp.ClientError):
             async with client.get(f"{address}/health") as response:
                 if response.status == 200:
                     return
         await asyncio.sleep(POLL_SECONDS)
+    raise TimeoutError(f"the server at {address} does not start")
 
 
 async def answer(

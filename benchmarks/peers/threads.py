@@ -42,7 +42,8 @@ def work(job: Job, number: int, part: slice, answers: dict[int, list[tuple[str, 
             )
         new = outputs[:, batch["input_ids"].shape[1] :]
         for ids, count in zip(new, wanted, strict=True):
-            mine.append((tokenizer.decode(ids[:count], skip_special_tokens=True), count))
+            kept = ids[:count]
+            mine.append((tokenizer.decode(kept, skip_special_tokens=True), len(kept)))
         if not start:
             tell("answer", run=1, device=number)
     answers[number] = mine

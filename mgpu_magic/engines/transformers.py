@@ -126,12 +126,14 @@ class TransformersEngine:
         self._reader = Reader(loaded.tokenizer, loaded.limit, loaded.vocabulary, self._spec.task)
         scorer = self._scorer(loaded)
         self._batches = Batches(scorer, self._settings.batch_size)
+        slots = self._settings.batch_size
         if generates:
-            self._generation = Generation(loaded, self._settings.batch_size)
+            self._generation = Generation(loaded, slots)
+            slots = self._generation.slots
         self._warm_up()
         return Loaded(
             capacity=self._settings.batch_size * (GENERATING_WINDOW if generates else WINDOW),
-            slots=self._settings.batch_size,
+            slots=slots,
             max_model_len=loaded.limit,
             has_chat_template=bool(getattr(loaded.tokenizer, "chat_template", None)),
             notes=(*loaded.notes, *scorer.notes),

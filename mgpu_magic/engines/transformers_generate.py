@@ -85,6 +85,11 @@ class Generation:
         self.output_tokens = 0
 
     @property
+    def slots(self) -> int:
+        """Answers at a time."""
+        return self._slots
+
+    @property
     def running(self) -> int:
         """See `Work`."""
         return len({answer.row.index for answer in list(self._rows)})

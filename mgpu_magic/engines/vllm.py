@@ -317,12 +317,14 @@ def _uncollected() -> Iterator[None]:
 
     What is there at the end stays for good: later searches pass over it.
     """
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager

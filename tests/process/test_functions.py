@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_where_it_runs(session: Session, launcher: LauncherName) -> None:
     cell = notebook(
         "import os, threading, time\n"
         "def predict(state, batch):\n"
-        "    time.sleep(0.1)\n"
+        "    time.sleep(0.4)\n"
         "    who = os.getpid(), threading.current_thread().name\n"
         "    return [(*who, tuple(os.sched_getaffinity(0)))] * len(batch)\n"
     )
@@ -270,3 +271,22 @@ def test_an_unknown_argument_is_named(session: Session, launcher: LauncherName) 
     predict: Callable[..., Any] = notebook("def predict(state, batch): return batch")["predict"]
     with pytest.raises(EngineError, match="the python engine has no argument 'batchsize'; it know"):
         ran(session, [1], predict=predict, launcher=launcher, engine_args={"batchsize": 3})
+
+
+def test_a_slow_device_is_known_the_next_time(session: Session, launcher: LauncherName) -> None:
+    """One that took eight times as long gets few prompts at once in the next job, not half."""
+    cell = notebook(
+        "import os, time\n"
+        "def predict(state, batch):\n"
+        "    time.sleep(len(batch) * (0.001 if first in os.sched_getaffinity(0) else 0.008))\n"
+        "    return [1] * len(batch)\n",
+        first=min(os.sched_getaffinity(0)),
+    )
+
+    def shares(count: int) -> Counter[str]:
+        asked = {"predict": cell["predict"], "batch_size": 20, "launcher": launcher}
+        results = ran(session, range(count), **asked)
+        return Counter(item.device for item in results if isinstance(item, Returned))
+
+    assert shares(400)["cpu:1"] < 160
+    assert 0 < shares(40)["cpu:1"] < 10

@@ -766,3 +766,15 @@ def test_the_next_job_knows_how_fast_the_workers_were() -> None:
         replace(warm(0, capacity=100), pace=1.5), replace(warm(1, capacity=100), pace=0.5), m=100
     )
     assert {k: len(v) for k, v in submitted(again.begin()).items()} == {0: 90, 1: 10}
+
+
+def test_deaths_say_nothing_about_a_pace() -> None:
+    """A worker that poison has killed is not slow; the next job begins with nothing known."""
+    job = scheduler(warm(0, capacity=4), warm(1, capacity=4), m=100)
+    held = submitted(job.begin())
+    job.handle(0, CRASH)
+    for worker in (1,) * 80:
+        done = held[worker].pop(0)
+        for other, more in submitted(job.handle(worker, answers(done))).items():
+            held[other] += more
+    assert job.paces() == {}
