@@ -10,17 +10,16 @@ from __future__ import annotations
 import sys
 
 from benchmarks.common import Figure, show
-from benchmarks.sides import even, one_each, skewed, timed
+from benchmarks.sides import one_each, skewed, timed
 
 START_ROUNDS = 3
 ROUNDS = 2  # one takes a minute and a half
-EVEN = 100, 60  # prompts, tokens
 
 
 def measure(*, quick: bool = False) -> list[Figure]:
     """Alternates between the two on the same two cores."""
     timed("ours", one_each())  # now the files are in the page cache
-    starts, wholes, again, evens = [], [], [], []
+    starts, wholes, again = [], [], []
     for _ in range(START_ROUNDS):
         [theirs] = timed("halves", one_each())
         [ours] = timed("ours", one_each())
@@ -30,9 +29,6 @@ def measure(*, quick: bool = False) -> list[Figure]:
         first, second = timed("ours", skewed(runs=2))
         wholes.append(theirs.all_answers / first.all_answers)
         again.append(theirs.all_answers / second.all_answers)
-    [theirs] = timed("halves", even(*EVEN))
-    [ours] = timed("ours", even(*EVEN))
-    evens.append(theirs.all_answers / ours.all_answers)
     return [
         Figure(
             what="first cell, to the first answer: ours over the halves script's",
@@ -41,7 +37,6 @@ def measure(*, quick: bool = False) -> list[Figure]:
             at_most=True,
         ),
         Figure(what="first cell, uneven: the halves script over ours", rounds=wholes, target=1.0),
-        Figure(what="first cell, even: the halves script over ours", rounds=evens, target=1.0),
         Figure(
             what="same cell again, uneven: the halves script over ours", rounds=again, target=2.5
         ),

@@ -62,11 +62,6 @@ def skewed(count: int = len(PROMPTS), runs: int = 1) -> Job:
     return job_of([SHORT] * (count // 2) + [LONG] * (count // 2), runs)
 
 
-def even(count: int, tokens: int) -> Job:
-    """Answers of one length."""
-    return job_of([tokens] * count)
-
-
 def job_of(
     tokens: Sequence[int], runs: int = 1, args: dict[str, Any] = ENGINE_ARGS, **options: Any
 ) -> Job:

@@ -16,7 +16,7 @@ from benchmarks.classifiers import BATCH, Loop, classifiers, texts
 from benchmarks.common import Figure, Stopwatch, show
 from mgpu_magic import Ensemble, Session
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def measure(*, quick: bool = False) -> list[Figure]:
