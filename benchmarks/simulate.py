@@ -6,7 +6,8 @@ for unlike devices and lengths; and what the scheduler costs. Seeds are fixed; t
 alone are this machine's.
 
 Answers have heavy-tailed lengths, of which the scheduler knows nothing where `max_tokens` is the
-same for all. Prompts are short here: reading them takes no time of its own. The devices are warm.
+same for all. Prompts are short here: reading them takes no time of its own, nor do messages. The
+devices are warm.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.simulator import Machine, Simulation, bound
 from mgpu_magic.lifecycle import Planned, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 SEED = 20260101
 MAX_TOKENS = 1024
@@ -62,6 +63,7 @@ class Run:
     excess: float  # its time over the bound
     messages: float  # per prompt
     cost: float  # of the scheduler, in microseconds per prompt
+    paces: Mapping[int, float]  # what the next job knows
 
 
 def lognormal(prompts: int) -> list[int]:
@@ -84,14 +86,22 @@ def _cut(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[int
     return [int(length) for length in np.clip(np.ceil(lengths), 1, MAX_TOKENS)]
 
 
-def run(machines: Sequence[Machine], lengths: Sequence[int], *, known: bool = False) -> Run:
+def run(
+    machines: Sequence[Machine],
+    lengths: Sequence[int],
+    *,
+    known: bool = False,
+    paces: Mapping[int, float] | None = None,
+) -> Run:
     """One job.
 
     Args:
         machines: Those without a load time have the model loaded already.
         lengths: Tokens of each answer.
         known: Whether each prompt's `max_tokens` is just that; else it is the same for all.
+        paces: What an earlier job has shown of the machines.
     """
+    paces = paces or {}
     plans = [
         Planned(worker=number, model="m", devices=(f"cuda:{number}",))
         if machine.load_seconds
@@ -102,6 +112,7 @@ def run(machines: Sequence[Machine], lengths: Sequence[int], *, known: bool = Fa
             state=WorkerState.READY,
             capacity=machine.capacity,
             slots=machine.slots,
+            pace=paces.get(number),
         )
         for number, machine in enumerate(machines)
     ]
@@ -113,6 +124,7 @@ def run(machines: Sequence[Machine], lengths: Sequence[int], *, known: bool = Fa
         excess=job.now / bound(lengths, machines),
         messages=job.messages / len(lengths),
         cost=job.scheduler_seconds / len(lengths) * 1e6,
+        paces=job.scheduler.paces(),
     )
 
 
@@ -152,6 +164,10 @@ def alternatives(each: int = 1250) -> dict[str, list[Run]]:
         name: [run(of(count), lognormal(count * each)) for count in COUNTS]
         for name, of in kinds.items()
     }
+    found["the same in the next job"] = [
+        run(one_slow(one.devices), lognormal(one.devices * each), paces=one.paces)
+        for one in found["L4, one at a third of the speed"]
+    ]
     jobs = [(count, lognormal(count * each)) for count in COUNTS]
     found["L4, one joins at half-time"] = [
         run(one_late(count, lengths), lengths) for count, lengths in jobs

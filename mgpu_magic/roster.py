@@ -125,18 +125,8 @@ class Model:
         ready = [worker for worker in self.workers if worker.state is READY]
         return sum(worker.pace for worker in ready) / max(1, sum(worker.slots for worker in ready))
 
-    def limit(self, worker: Worker) -> int:
-        """How many requests a worker may hold.
-
-        More than its slots only while there is more for all than slots: what waits in front of
-        one engine at the end could run on another.
-        """
-        slots = sum(other.slots for other in self.workers if other.state in COMING)
-        most = worker.capacity if len(self.pending) > slots else worker.slots
-        return min(most, self.share(worker))
-
-    def share(self, worker: Worker) -> int:
-        """How many requests a worker may hold, its capacity aside.
+    def shares(self) -> Shares:
+        """What its workers may hold now, until the next outcome.
 
         By the squares of the paces: a slow worker is slow with each of its requests, so the last
         ones are for those that end them soon. Not while some are suspects: then a pace may say
@@ -144,8 +134,13 @@ class Model:
         """
         power = 1 if self.suspects else 2
         mean = self.mean_pace()
-        paces = [other.pace or mean for other in self.workers if other.state in COMING]
-        return fair_share(self.unresolved, worker.pace**power, sum(pace**power for pace in paces))
+        coming = [worker for worker in self.workers if worker.state in COMING]
+        return Shares(
+            unresolved=self.unresolved,
+            power=power,
+            weights=sum((worker.pace or mean) ** power for worker in coming),
+            slots=sum(worker.slots for worker in coming),
+        )
 
     def take(self, count: int) -> tuple[Request, ...]:
         """The next requests for a worker, from 1 to all that wait.
@@ -169,6 +164,35 @@ class Model:
         if rest := group[capacity:]:
             self.suspects.appendleft(rest)
         return group[:capacity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How a model's requests are divided among its workers.
+
+    Attributes:
+        unresolved: Requests without an outcome.
+        power: A worker's weight is its pace to this power.
+        weights: Their sum.
+        slots: Of the workers that are ready.
+    """
+
+    unresolved: int
+    power: int
+    weights: float
+    slots: int
+
+    def room(self, worker: Worker, pending: int) -> int:
+        """How many more requests a worker may hold, of so many that wait for one.
+
+        More than its slots only while there is more for all than slots: what waits in front of
+        one engine at the end could run on another.
+        """
+        most = worker.capacity if pending > self.slots else worker.slots
+        if len(worker.in_flight) >= most:
+            return 0
+        share = fair_share(self.unresolved, worker.pace**self.power, self.weights)
+        return min(most, share) - len(worker.in_flight)
 
 
 def fair_share(unresolved: int, weight: float, weights: float) -> int:

@@ -303,8 +303,11 @@ class Scheduler:
 
     def _fill(self, model: Model) -> list[Action]:
         """Hand out requests to the workers of the model that can take some."""
+        if not model.pending and not model.suspects:
+            return []
         actions: list[Action] = []
         ready = [worker for worker in model.workers if worker.state is READY]
+        shares = model.shares()
         for worker in ready:
             if worker.alone:
                 continue
@@ -318,9 +321,8 @@ class Scheduler:
             ):
                 worker.alone = True
                 actions.append(self._submit(worker, model.next_suspects(worker.capacity)))
-            elif model.pending and len(worker.in_flight) < worker.capacity:
-                room = model.limit(worker) - len(worker.in_flight)
-                count = min(room, len(model.pending))
+            elif waiting := len(model.pending):
+                count = min(shares.room(worker, waiting), waiting)
                 if count > 0:
                     actions.append(self._submit(worker, model.take(count)))
         return actions
