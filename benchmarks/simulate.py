@@ -164,9 +164,14 @@ def alternatives(each: int = 1250) -> dict[str, list[Run]]:
         name: [run(of(count), lognormal(count * each)) for count in COUNTS]
         for name, of in kinds.items()
     }
-    found["the same in the next job"] = [
-        run(one_slow(one.devices), lognormal(one.devices * each), paces=one.paces)
-        for one in found["L4, one at a third of the speed"]
+    known = [one.paces for one in found["L4, one at a third of the speed"]]
+    few = each // 10
+    found[f"the same with {few} prompts per device"] = [
+        run(one_slow(count), lognormal(count * few)) for count in COUNTS
+    ]
+    found["the same in a later job, when the speeds are known"] = [
+        run(one_slow(count), lognormal(count * few), paces=paces)
+        for count, paces in zip(COUNTS, known, strict=True)
     ]
     jobs = [(count, lognormal(count * each)) for count in COUNTS]
     found["L4, one joins at half-time"] = [
