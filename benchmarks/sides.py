@@ -1,7 +1,7 @@
 """Two sides beside each other: the scripts of `benchmarks.peers` with one job, and their times.
 
-A script's time begins when its process is started, so that whatever it imports is in it, and a
-moment is when its line arrives here.
+A script's time begins when its process is started, so that whatever it imports is in it, and its
+lines say when they were printed.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def _read(process: subprocess.Popen[str], began: float) -> Iterator[Timing]:
         _, mark, told = line.partition(MARK)
         if not mark:
             continue  # what a library prints
-        seconds = time.perf_counter() - began
         moment = json.loads(told)
+        seconds = moment["at"] - began
         match moment["moment"]:
             case "begin" if moment["run"] > 1:
-                began, first = time.perf_counter(), None
+                began, first = moment["at"], None
             case "answer":
                 first = first or seconds
             case "all answers":
