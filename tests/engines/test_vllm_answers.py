@@ -53,7 +53,7 @@ def test_a_bad_prompt_fails_alone(ask: Ask) -> None:
 
 
 def test_a_known_beginning_is_not_read_twice(ask: Ask) -> None:
-    """Of a prompt that was asked before, whole blocks (of 128 tokens) come from the prefix cache."""
+    """Of a prompt that was asked before, whole blocks of 128 tokens come from the prefix cache."""
     text = "The quick brown fox jumps over the lazy dog. " * 20
     first, again = (ask([text], temperature=0, max_tokens=1)[0] for _ in range(2))
     assert isinstance(first, Completion)
