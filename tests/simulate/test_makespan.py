@@ -31,7 +31,7 @@ def workload(rng: random.Random, *, batch: bool) -> tuple[list[float], list[Mach
             step_seconds=slots / speed if batch else 0.0,
             token_seconds=0.0 if batch else 1 / speed,
             capacity=slots + slots // 4,
-            slots=slots if batch else None,
+            slots=slots if batch else 1,
             load_seconds=join,
         )
         for speed, join in zip(speeds, joins, strict=True)
@@ -51,10 +51,10 @@ def ratios(seeds: range, *, batch: bool) -> list[float]:
 
 
 def test_devices_finish_close_to_the_bound() -> None:
-    """1,000 random jobs take, on average, at most 10 % longer than their work allows."""
+    """1,000 random jobs take, on average, at most 8 % longer than their work allows."""
     found = ratios(range(1000), batch=False)
     assert min(found) > 0.999
-    assert fmean(found) < 1.10
+    assert fmean(found) < 1.08
 
 
 def test_batch_engines_are_kept_full() -> None:
@@ -82,9 +82,9 @@ def test_a_device_that_joins_late_still_helps() -> None:
 
 def test_all_short_prompts_first_leaves_no_device_idle() -> None:
     """Short prompts first, long ones last: shared out by pulling, not in halves."""
-    lengths = [8.0] * 1000 + [120.0] * 1000
-    machines = [Machine(capacity=20), Machine(capacity=20)]
-    halves = 120.0 * 1000
+    lengths = [8.0] * 100 + [120.0] * 100
+    machines = [Machine(capacity=20, slots=1), Machine(capacity=20, slots=1)]
+    halves = 120.0 * 100
     assert halves / makespan(lengths, machines) > 1.8
 
 
