@@ -166,6 +166,8 @@ class Progress:
         self._workers = {i: worker for i, worker in self._workers.items() if worker in shown}
         for worker in shown:
             worker.forget_job()
+        for label, worker in self._on.items():  # the job may be over before the next reading
+            worker.hold(self._sensors[label].reading.used_bytes)
 
     def assign(self, worker: int, model: str, devices: Sequence[str]) -> None:
         """The job uses a worker: a living one as it is, any other is being started.
@@ -236,8 +238,8 @@ class Progress:
             reading, worker = readings[label], self._on.get(label)
             self._sensors[label].add(reading, worker.speed_at(now) if worker else 0.0)
             self._sensors[label].course.add(now - self._began, reading, worker, now)
-            if worker is not None and reading.used_bytes is not None:
-                worker.peak_bytes = max(reading.used_bytes, worker.peak_bytes or 0)
+            if worker is not None:
+                worker.hold(reading.used_bytes)
 
     def logged(self, worker: int, tail: str) -> None:
         """The last of what a worker printed; of an unknown worker it is ignored."""

@@ -107,6 +107,11 @@ class Tracked:
         self.lost = False
         self.loads.clear()
 
+    def hold(self, used_bytes: int | None) -> None:
+        """One of its devices has so much memory in use, where known."""
+        if used_bytes is not None:
+            self.peak_bytes = max(used_bytes, self.peak_bytes or 0)
+
     @property
     def was_ready(self) -> bool:
         """Whether it had loaded its model."""

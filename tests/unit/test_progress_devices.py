@@ -34,7 +34,9 @@ def test_the_peak_is_the_most_that_was_seen_during_the_job() -> None:
     assert job.progress.figures()[0].peak_bytes == 9
     job.progress.read({"cuda:0": Reading(used_bytes=5)})
     job.progress.begin({"m": 1})
+    job.progress.assign(0, "m", ["cuda:0"])
     assert job.progress.snapshot().devices[0].peak_bytes == 5
+    assert job.progress.figures()[0].peak_bytes == 5
 
 
 def test_a_tensor_parallel_worker_is_on_each_of_its_devices() -> None:
