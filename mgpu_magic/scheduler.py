@@ -123,6 +123,8 @@ class Scheduler:
             for name, of_model in requests.items()
         }
         self._workers: dict[int, Worker] = {}
+        # Of workers that were not in one job together nothing is known.
+        strangers = {p.model for p in workers if p.state is READY and p.pace is None}
         for plan in workers:
             model = self._models[plan.model]
             slots = plan.capacity if plan.slots is None else plan.slots
@@ -135,7 +137,7 @@ class Scheduler:
                 imported=plan.imported,
                 capacity=plan.capacity,
                 slots=slots,
-                pace=self._first_pace(plan, slots),
+                pace=self._first_pace(plan, slots, known=plan.model not in strangers),
             )
             model.workers.append(worker)
             model.was_ready |= plan.state is READY
@@ -227,20 +229,20 @@ class Scheduler:
         The next job begins with it: with nothing known, a slow device gets as much as a fast one.
         Where prompts have killed workers, it says more about the prompts.
         """
-        found = {
-            worker.id: worker.pace / model.mean_pace()
-            for model in self._models.values()
-            for worker in model.workers
-            if worker.state is READY and model.rounds >= TELLING_ROUNDS and not model.deaths
-        }
+        found: dict[int, float] = {}
+        for model in self._models.values():
+            ready = [worker for worker in model.workers if worker.state is READY]
+            if len(ready) > 1 and model.rounds >= TELLING_ROUNDS and not model.deaths:
+                mean = model.mean_pace()
+                found.update((worker.id, worker.pace / mean) for worker in ready)
         return {k: pace if abs(pace - 1) > SAME_PACE else 1.0 for k, pace in found.items()}
 
     @staticmethod
-    def _first_pace(plan: Planned, slots: int) -> float:
+    def _first_pace(plan: Planned, slots: int, *, known: bool) -> float:
         """What is known counts as much as a round does; else the first answers are to tell."""
         if plan.state is not READY:
             return 0.0
-        return 1.0 if plan.pace is None else plan.pace * slots
+        return plan.pace * slots if known and plan.pace is not None else 1.0
 
     # --- starting and loading ----------------------------------------------------------------
 

@@ -778,3 +778,15 @@ def test_deaths_say_nothing_about_a_pace() -> None:
         for other, more in submitted(job.handle(worker, answers(done))).items():
             held[other] += more
     assert job.paces() == {}
+
+
+def test_a_job_on_one_device_says_nothing_about_another() -> None:
+    """A device alone has no pace to compare, and one of unknown pace makes that of all unknown."""
+    alone = scheduler(warm(0, capacity=4), m=40)
+    held = submitted(alone.begin())[0]
+    while held:
+        held += submitted(alone.handle(0, answers(held.pop(0)))).get(0, [])
+    assert alone.done
+    assert alone.paces() == {}
+    both = scheduler(replace(warm(0, capacity=9), pace=1.0), warm(1, capacity=9), m=10)
+    assert {k: len(v) for k, v in submitted(both.begin()).items()} == {0: 5, 1: 5}
