@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jupyter_client.blocking.client import BlockingKernelClient
     from jupyter_client.manager import KernelManager
 
-PANEL_ROUNDS, STOP_ROUNDS = 5, 5
+PANEL_ROUNDS, STOP_ROUNDS = 6, 5
 IN_FLIGHT = 500
 SETTINGS = {**ENGINE_ARGS, "max_num_seqs": 256}
 CELL = """
@@ -32,7 +32,7 @@ def measure(*, quick: bool = False) -> list[Figure]:
         notebook.run("%load_ext mgpu_magic")
         for _ in range(2):
             notebook.run(_cell(64, 1))
-        panel = [] if quick else [_panel(notebook) for _ in range(PANEL_ROUNDS)]
+        panel = [] if quick else [_panel(notebook, turn) for turn in range(PANEL_ROUNDS)]
         stops = [_stop(notebook) for _ in range(STOP_ROUNDS)]
     finally:
         notebook.close()
@@ -55,13 +55,13 @@ def _cell(count: int, tokens: int, options: str = "") -> str:
     ).lstrip()
 
 
-def _panel(notebook: Notebook) -> float:
-    speeds = []
-    for options in ("--no-panel", ""):
-        notebook.run(_cell(256, 12, options))
-        speeds.append(notebook.value("answers.stats.output_tokens_per_second"))
-    without, with_panel = speeds
-    return float(with_panel / without)
+def _panel(notebook: Notebook, turn: int) -> float:
+    """With a panel over without; each second time the other way round."""
+    speeds = {}
+    for options in ("--no-panel", "")[:: -1 if turn % 2 else 1]:
+        notebook.run(_cell(256, 24, options))
+        speeds[options] = notebook.value("answers.stats.output_tokens_per_second")
+    return float(speeds[""] / speeds["--no-panel"])
 
 
 def _stop(notebook: Notebook) -> float:
