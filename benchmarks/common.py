@@ -23,14 +23,22 @@ ROOT = Path(__file__).parents[1]
 SEED = 6  # of whatever is random in any of them
 PROMPTS = [f"Write one sentence about the number {number}." for number in range(200)]
 
+SLOTS = 16
+
 # Alike for both sides; prefix caching would make later rounds faster than the first.
 ENGINE_ARGS = {
     "max_model_len": 256,
-    "max_num_seqs": 16,
+    "max_num_seqs": SLOTS,
     "enable_prefix_caching": False,
     "dtype": "bfloat16",
     "enforce_eager": True,
 }
+
+
+def two_cores() -> tuple[int, int]:
+    """The cores that each side has, one per replica."""
+    one, two, *_ = sorted(os.sched_getaffinity(0))
+    return one, two
 
 
 def of_tokens(counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -172,8 +180,13 @@ class Stopwatch:
 def table(figures: Sequence[Figure]) -> str:
     """They as a Markdown table."""
     head = ("what", "median", "target", "", "rounds", "load")
-    rows = [head, tuple("-" * max(3, len(name)) for name in head), *(f.cells for f in figures)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(head, [figure.cells for figure in figures])
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def show(figures: Sequence[Figure]) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import (
     ENGINE_ARGS,
     PROMPTS,
+    SLOTS,
     Figure,
     Peer,
     Stopwatch,
@@ -24,6 +25,7 @@ from benchmarks.common import (
     model,
     of_tokens,
     show,
+    two_cores,
     warm_up,
 )
 from mgpu_magic import Session
@@ -36,14 +38,13 @@ EVEN = PROMPTS[:96]
 TOKENS = 24
 HALF = len(PROMPTS) // 2
 SHORT, LONG = 8, 120
-SLOTS = 16  # the `max_num_seqs` of `ENGINE_ARGS`
 
 
 def measure(*, quick: bool = False) -> list[Figure]:
     """Alternates between the sides."""
     path = model()
     cores = os.sched_getaffinity(0)
-    one, two = sorted(cores)[:2]
+    one, two = two_cores()
     os.sched_setaffinity(0, {one, two})
     try:
         with Peer(one, path) as first, Peer(two, path) as second, Session("cpu:2") as session:

@@ -7,19 +7,14 @@ import os
 import sys
 
 from benchmarks.common import ENGINE_ARGS
+from benchmarks.peers.job import use_core
 
 
 def main(core: int, model: str) -> None:
     """Answer jobs until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM writes its log to stdout
-    os.sched_setaffinity(0, {core})
-    os.environ.update(
-        OMP_NUM_THREADS="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_CPU_KVCACHE_SPACE="2",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    )
+    use_core(core)
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=model, **ENGINE_ARGS)

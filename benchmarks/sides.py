@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import ENGINE_ARGS, PROMPTS, ROOT, model, of_tokens
+from benchmarks.common import ENGINE_ARGS, PROMPTS, ROOT, model, of_tokens, two_cores
 from benchmarks.generation import LONG, SHORT
 from benchmarks.peers.job import MARK, Job
 
@@ -46,12 +46,6 @@ class Timing:
     tokens: int
 
 
-def cores() -> tuple[int, int]:
-    """The two cores that each side has."""
-    one, two, *_ = sorted(os.sched_getaffinity(0))
-    return one, two
-
-
 def one_each() -> Job:
     """A short prompt per device: what it takes until there is an answer."""
     return job_of([4, 4])
@@ -71,7 +65,7 @@ def job_of(
         prompts=PROMPTS[: len(tokens)],
         sampling=of_tokens(tokens),
         engine_args=args,
-        cores=cores(),
+        cores=two_cores(),
         runs=runs,
         options=options,
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.common import markdown
 from benchmarks.simulator import Machine, Simulation, bound
 from mgpu_magic.lifecycle import Planned, WorkerState
 
@@ -185,12 +186,6 @@ def alternatives(each: int = 1250) -> dict[str, list[Run]]:
     return found
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def show() -> None:
     """All of it."""
     began = time.perf_counter()
@@ -205,13 +200,15 @@ def show() -> None:
         ]
 
     print("Time over the bound, by prompts per device (L4, lognormal lengths):\n")
-    print(table(["prompts per device", *heads], rows(lambda run: f"{run.excess:.3f}")))
+    print(
+        markdown(["prompts per device", *heads], rows(lambda run: f"{run.excess:.3f}")), end="\n\n"
+    )
     print("Messages per prompt, and microseconds of the scheduler per prompt:\n")
     cost = rows(lambda run: f"{run.messages:.2f}, {run.cost:.1f}")
-    print(table(["prompts per device", *heads], cost))
+    print(markdown(["prompts per device", *heads], cost), end="\n\n")
     print("Time over the bound with 1,250 prompts per device:\n")
     others = [[name, *(f"{r.excess:.3f}" for r in runs)] for name, runs in alternatives().items()]
-    print(table(["devices and lengths", *heads], others))
+    print(markdown(["devices and lengths", *heads], others), end="\n\n")
     print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 

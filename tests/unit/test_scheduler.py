@@ -751,15 +751,20 @@ def test_nothing_is_sent_after_an_interrupt() -> None:
     assert (job.state(0), job.state(2)) == (LOST, NEW)
 
 
+def finish_one(job: Scheduler, held: dict[int, list[int]], worker: int) -> None:
+    """The worker answers the oldest request that it holds."""
+    done = held[worker].pop(0)
+    for other, more in submitted(job.handle(worker, answers(done))).items():
+        held[other] += more
+
+
 def test_the_next_job_knows_how_fast_the_workers_were() -> None:
     """A worker at a third of the speed is given a tenth at once; a short job tells nothing."""
     job = scheduler(warm(0, capacity=4), warm(1, capacity=4), m=100)
     held = submitted(job.begin())
     assert job.paces() == {}
     for worker in (0, 0, 0, 1) * 20:
-        done = held[worker].pop(0)
-        for other, more in submitted(job.handle(worker, answers(done))).items():
-            held[other] += more
+        finish_one(job, held, worker)
     fast, slow = job.paces().values()
     assert fast / slow > 2
     again = scheduler(
@@ -774,18 +779,16 @@ def test_deaths_say_nothing_about_a_pace() -> None:
     held = submitted(job.begin())
     job.handle(0, CRASH)
     for worker in (1,) * 80:
-        done = held[worker].pop(0)
-        for other, more in submitted(job.handle(worker, answers(done))).items():
-            held[other] += more
+        finish_one(job, held, worker)
     assert job.paces() == {}
 
 
 def test_a_job_on_one_device_says_nothing_about_another() -> None:
     """A device alone has no pace to compare, and one of unknown pace makes that of all unknown."""
     alone = scheduler(warm(0, capacity=4), m=40)
-    held = submitted(alone.begin())[0]
-    while held:
-        held += submitted(alone.handle(0, answers(held.pop(0)))).get(0, [])
+    held = submitted(alone.begin())
+    while held[0]:
+        finish_one(alone, held, 0)
     assert alone.done
     assert alone.paces() == {}
     both = scheduler(replace(warm(0, capacity=9), pace=1.0), warm(1, capacity=9), m=10)
