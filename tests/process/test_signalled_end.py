@@ -23,8 +23,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests 
 session = Session("cpu:2")
 slow = job(["a"] * 9, engine_args={"delay": 30})  # longer than a worker may take to leave
 
-def running(run):
-    return any(card.worker and card.worker.phase == "running" for card in run.snapshot.devices)
+def running(run):  # by the word of a worker, which can't leave before its answer is ready
+    return any(card.worker and card.worker.running for card in run.snapshot.devices)
 
 def begin():
     run = session.submit(slow)
