@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.common import markdown
-from benchmarks.simulator import Machine, Simulation, bound
-from mgpu_magic.lifecycle import Planned, WorkerState
+from benchmarks.simulator import Machine, Simulation, bound, replicas
+from mgpu_magic.lifecycle import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +93,7 @@ def run(
     *,
     known: bool = False,
     paces: Mapping[int, float] | None = None,
+    told: bool = False,
 ) -> Run:
     """One job.
 
@@ -101,21 +102,21 @@ def run(
         lengths: Tokens of each answer.
         known: Whether each prompt's `max_tokens` is just that; else it is the same for all.
         paces: What an earlier job has shown of the machines.
+        told: Whether the driver tells their memory bandwidth, which a step without requests takes.
     """
     paces = paces or {}
+    bandwidths = [1 / machine.step_seconds for machine in machines] if told else []
     plans = [
-        Planned(worker=number, model="m", devices=(f"cuda:{number}",))
+        plan
         if machine.load_seconds
-        else Planned(
-            worker=number,
-            model="m",
-            devices=(f"cuda:{number}",),
+        else replace(
+            plan,
             state=WorkerState.READY,
             capacity=machine.capacity,
             slots=machine.slots,
-            pace=paces.get(number),
+            pace=paces.get(plan.worker),
         )
-        for number, machine in enumerate(machines)
+        for plan, machine in zip(replicas(len(machines), bandwidths), machines, strict=True)
     ]
     limits = {"m": lengths} if known else None
     job = Simulation({"m": lengths}, plans, machines, limits=limits).run()
@@ -169,6 +170,9 @@ def alternatives(each: int = 1250) -> dict[str, list[Run]]:
     few = each // 10
     found[f"the same with {few} prompts per device"] = [
         run(one_slow(count), lognormal(count * few)) for count in COUNTS
+    ]
+    found["the same where the driver tells their memory bandwidth"] = [
+        run(one_slow(count), lognormal(count * few), told=True) for count in COUNTS
     ]
     found["the same in a later job, when the speeds are known"] = [
         run(one_slow(count), lognormal(count * few), paces=paces)

@@ -201,6 +201,7 @@ def visible_gpus(
             uuid=gpu.uuid,
             total_bytes=gpu.total_bytes,
             capability=gpu.capability,
+            memory_bandwidth=gpu.memory_bandwidth,
         )
         for position, (entry, gpu) in enumerate(chosen)
         if not gpu.trouble

@@ -98,6 +98,7 @@ class Seat:
             capacity=capacity,
             slots=slots,
             pace=pace,
+            memory_bandwidth=self.placed.spec.memory_bandwidth,
         )
 
 

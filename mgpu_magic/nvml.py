@@ -28,6 +28,7 @@ class Gpu:
         uuid: NVML's UUID, where known.
         total_bytes: Its memory, where known.
         capability: CUDA compute capability, where known.
+        memory_bandwidth: Bytes per second, where known; never of a slice.
         slices: Its MIG slices.
         trouble: Why it cannot be used; empty where it can.
         handle: NVML's handle.
@@ -38,6 +39,7 @@ class Gpu:
     uuid: str | None = None
     total_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    memory_bandwidth: float | None = None
     slices: tuple[Gpu, ...] = ()
     trouble: str = ""
     handle: Any = field(default=None, compare=False, repr=False)
@@ -128,7 +130,8 @@ class Nvml:
         try:
             handle = self._api.nvmlDeviceGetHandleByIndex(index)
             card = self._described(handle, str(index))
-            return replace(card, slices=tuple(self._slices(card)))
+            bandwidth = self._memory_bandwidth(handle)
+            return replace(card, memory_bandwidth=bandwidth, slices=tuple(self._slices(card)))
         except self._api.NVMLError as error:
             return Gpu(entry=str(index), name=f"GPU {index}", trouble=_reason(error))
 
@@ -155,6 +158,11 @@ class Nvml:
             capability=tuple(capability) if capability else None,
             handle=handle,
         )
+
+    def _memory_bandwidth(self, handle: Any) -> float | None:
+        width = self._ask("nvmlDeviceGetMemoryBusWidth", handle)  # in bits
+        clock = self._ask("nvmlDeviceGetMaxClockInfo", handle, self._api.NVML_CLOCK_MEM)  # in MHz
+        return 2e6 * clock * width / 8 if clock and width else None  # two transfers a clock
 
     def _memory(self, handle: Any) -> Any:
         # Version 1 counts what the driver reserves for itself as used.

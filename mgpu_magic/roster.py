@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 from mgpu_magic.lifecycle import LOADING, NEW, READY, STARTING, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from mgpu_magic.lifecycle import Death
+    from mgpu_magic.lifecycle import Death, Planned
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import RemoteError
 
 COMING = (STARTING, LOADING, READY)
+TELLING_ROUNDS = 4  # of full batches; in fewer, who ends a round first looks faster than it is
+SAME_SPEED = 0.2  # a difference that uneven answers make, too
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +37,7 @@ class Worker:
         imported: It waits for the word to load.
         capacity: Requests that it makes use of at the same time.
         slots: How many of them it works on; the others wait in front of its engine.
+        speed: What its devices let expect, as a multiple of the mean of its model's workers.
         pace: Requests that it has finished, which is as good as a speed; 0: was never ready.
         in_flight: What it was sent and has not answered, by index.
         alone: That is a group of suspects.
@@ -54,6 +57,7 @@ class Worker:
     imported: bool
     capacity: int
     slots: int
+    speed: float
     pace: float
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False
@@ -114,16 +118,33 @@ class Model:
         refused = any(death.of_sampling for death in self.failed_loads)
         return alike or refused or (bool(kinds) and not self.here)
 
-    def mean_pace(self) -> float:
-        """Of the workers that are or will be ready."""
-        paces = [worker.pace for worker in self.workers if worker.state in COMING and worker.pace]
-        return sum(paces) / len(paces) if paces else 1.0
-
     @property
-    def rounds(self) -> float:
-        """How often all ready workers together could have had all their slots filled."""
-        ready = [worker for worker in self.workers if worker.state is READY]
-        return sum(worker.pace for worker in ready) / max(1, sum(worker.slots for worker in ready))
+    def unit_pace(self) -> float:
+        """Pace of a worker of speed 1, by those that have one and are or will be ready; else 0."""
+        known = [worker for worker in self.workers if worker.state in COMING and worker.pace]
+        speeds = sum(worker.speed for worker in known)
+        return sum(worker.pace for worker in known) / speeds if known else 0.0
+
+    def first_pace(self, worker: Worker) -> float:
+        """What is expected of a worker that has not finished anything.
+
+        Where devices are known to differ, that counts as much as a round of answers; else the
+        first answers are to tell.
+        """
+        differ = any(other.speed != 1 for other in self.workers)
+        return worker.speed * (self.unit_pace or (worker.slots if differ else 1.0))
+
+    def paces(self) -> dict[int, float]:
+        """Paces by worker, as multiples of their mean; none where they tell nothing.
+
+        That is in a job of less than some rounds, in which all slots could have been filled, and
+        where prompts have killed workers: it says more about the prompts.
+        """
+        paces = {worker.id: worker.pace for worker in self.workers if worker.state is READY}
+        slots = sum(worker.slots for worker in self.workers if worker.state is READY)
+        if len(paces) < 2 or sum(paces.values()) < TELLING_ROUNDS * slots or self.deaths:
+            return {}
+        return _multiples(paces)
 
     def shares(self) -> Shares:
         """What its workers may hold now, until the next outcome.
@@ -133,12 +154,12 @@ class Model:
         more about the prompts that a worker died of than about the worker.
         """
         power = 1 if self.suspects else 2
-        mean = self.mean_pace()
+        unit = self.unit_pace
         coming = [worker for worker in self.workers if worker.state in COMING]
         return Shares(
             unresolved=self.unresolved,
             power=power,
-            weights=sum((worker.pace or mean) ** power for worker in coming),
+            weights=sum((worker.pace or unit * worker.speed) ** power for worker in coming),
             slots=sum(worker.slots for worker in coming),
         )
 
@@ -193,6 +214,63 @@ class Shares:
             return 0
         share = fair_share(self.unresolved, worker.pace**self.power, self.weights)
         return min(most, share) - len(worker.in_flight)
+
+
+def enlist(
+    requests: Mapping[str, Sequence[Request]], plans: Sequence[Planned], remote: Collection[str]
+) -> tuple[dict[str, Model], dict[int, Worker]]:
+    """The models and the workers of a job, as it begins: by name, and by number.
+
+    Args:
+        requests: By model name.
+        plans: The workers.
+        remote: Models whose files may have to be downloaded.
+    """
+    models = {
+        name: Model(name, deque(longest_first(of_model)), len(of_model), here=name not in remote)
+        for name, of_model in requests.items()
+    }
+    # Of workers that were not in one job together nothing is known.
+    strangers = {plan.model for plan in plans if plan.state is READY and plan.pace is None}
+    speeds: dict[int, float] = {}
+    for name in models:
+        speeds |= _expected_speeds([plan for plan in plans if plan.model == name])
+    workers = {}
+    for plan in plans:
+        model = models[plan.model]
+        slots = plan.capacity if plan.slots is None else plan.slots
+        worker = workers[plan.worker] = Worker(
+            id=plan.worker,
+            model=model,
+            devices=plan.devices,
+            turn=plan.wave if plan.state is NEW else -1,
+            state=plan.state,
+            imported=plan.imported,
+            capacity=plan.capacity,
+            slots=slots,
+            speed=speeds[plan.worker],
+            pace=0.0 if plan.pace is None or plan.model in strangers else plan.pace * slots,
+        )
+        model.workers.append(worker)
+        model.was_ready |= plan.state is READY
+        model.here |= plan.state is READY
+    for worker in workers.values():
+        if worker.state is READY:
+            worker.pace = worker.pace or worker.model.first_pace(worker)
+    return models, workers
+
+
+def _expected_speeds(plans: Sequence[Planned]) -> dict[int, float]:
+    """By worker: multiples of the mean; 1 for all where one is unknown."""
+    known = {plan.worker: plan.memory_bandwidth for plan in plans if plan.memory_bandwidth}
+    return _multiples(known) if len(known) == len(plans) else {p.worker: 1.0 for p in plans}
+
+
+def _multiples(speeds: Mapping[int, float]) -> dict[int, float]:
+    """Of their mean; 1 for those that are about as fast."""
+    mean = sum(speeds.values()) / max(1, len(speeds))
+    multiples = {worker: speed / mean for worker, speed in speeds.items()}
+    return {k: 1.0 if abs(many - 1) <= SAME_SPEED else many for k, many in multiples.items()}
 
 
 def fair_share(unresolved: int, weight: float, weights: float) -> int:

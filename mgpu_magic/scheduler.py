@@ -57,14 +57,10 @@ from mgpu_magic.messages import (
     Stopped,
 )
 from mgpu_magic.outcomes import Failure, Outcome, RemoteError
-from mgpu_magic.roster import COMING, Model, Worker, longest_first
+from mgpu_magic.roster import COMING, Model, Worker, enlist
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-
-TELLING_ROUNDS = 4  # of full batches; in fewer, who ends a round first looks faster than it is
-SAME_PACE = 0.2  # a difference that uneven answers make, too
 
 
 class Scheduler:
@@ -116,33 +112,7 @@ class Scheduler:
         self.failed: dict[int, Death] = {}
         self.failed_models: dict[str, Death] = {}
         self.refused: set[str] = set()
-        self._models = {
-            name: Model(
-                name, deque(longest_first(of_model)), len(of_model), here=name not in remote
-            )
-            for name, of_model in requests.items()
-        }
-        self._workers: dict[int, Worker] = {}
-        # Of workers that were not in one job together nothing is known.
-        strangers = {p.model for p in workers if p.state is READY and p.pace is None}
-        for plan in workers:
-            model = self._models[plan.model]
-            slots = plan.capacity if plan.slots is None else plan.slots
-            worker = Worker(
-                id=plan.worker,
-                model=model,
-                devices=plan.devices,
-                turn=plan.wave if plan.state is NEW else -1,
-                state=plan.state,
-                imported=plan.imported,
-                capacity=plan.capacity,
-                slots=slots,
-                pace=self._first_pace(plan, slots, known=plan.model not in strangers),
-            )
-            model.workers.append(worker)
-            model.was_ready |= plan.state is READY
-            model.here |= plan.state is READY
-            self._workers[plan.worker] = worker
+        self._models, self._workers = enlist(requests, workers, remote)
 
     # --- what the owner of the processes calls -----------------------------------------------
 
@@ -182,7 +152,7 @@ class Scheduler:
             case Ready(capacity, slots=slots):
                 this.capacity = capacity
                 this.slots = capacity if slots is None else slots
-                this.pace = this.pace or this.model.mean_pace()
+                this.pace = this.pace or this.model.first_pace(this)
                 this.model.was_ready = this.model.here = True
                 return self._grant_due() + self._fill(this.model)
             case Outcomes():
@@ -227,22 +197,11 @@ class Scheduler:
         """How fast workers were, as multiples of their model's mean, where the job was long enough.
 
         The next job begins with it: with nothing known, a slow device gets as much as a fast one.
-        Where prompts have killed workers, it says more about the prompts.
         """
         found: dict[int, float] = {}
         for model in self._models.values():
-            ready = [worker for worker in model.workers if worker.state is READY]
-            if len(ready) > 1 and model.rounds >= TELLING_ROUNDS and not model.deaths:
-                mean = model.mean_pace()
-                found.update((worker.id, worker.pace / mean) for worker in ready)
-        return {k: pace if abs(pace - 1) > SAME_PACE else 1.0 for k, pace in found.items()}
-
-    @staticmethod
-    def _first_pace(plan: Planned, slots: int, *, known: bool) -> float:
-        """What is known counts as much as a round does; else the first answers are to tell."""
-        if plan.state is not READY:
-            return 0.0
-        return plan.pace * slots if known and plan.pace is not None else 1.0
+            found |= model.paces()
+        return found
 
     # --- starting and loading ----------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class Device:
         cores: Core numbers of a CPU device; empty for a GPU.
         total_bytes: Memory of the device in bytes, where known.
         capability: CUDA compute capability, such as `(7, 5)`, where known.
+        memory_bandwidth: Bytes per second of a GPU's memory, where known.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -54,6 +55,7 @@ class Device:
     cores: tuple[int, ...] = ()
     total_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    memory_bandwidth: float | None = field(default=None, compare=False)  # no part of who it is
 
     def __post_init__(self) -> None:
         if self.kind == "cuda" and not self.mask:
@@ -353,6 +355,12 @@ class WorkerSpec:
         """`"cuda:0"`, or `"cuda:0+1"` for a tensor-parallel group."""
         first, *rest = self.devices
         return "+".join([first.label, *(str(device.index) for device in rest)])
+
+    @property
+    def memory_bandwidth(self) -> float | None:
+        """Bytes per second that its devices read together, the slowest setting the pace."""
+        known = [device.memory_bandwidth for device in self.devices if device.memory_bandwidth]
+        return len(known) * min(known) if len(known) == len(self.devices) else None
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

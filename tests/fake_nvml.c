@@ -8,6 +8,8 @@
  *   name Tesla T4
  *   uuid GPU-aaaa
  *   capability 7 5
+ *   bus 256                   bits of the memory's bus
+ *   memory_clock 5001         MHz
  *   total 16106127360         bytes; "used" and "reserved" too
  *   utilisation 40            percent
  *   temperature 45            degrees Celsius
@@ -35,6 +37,7 @@ typedef struct {
     int parent; /* place of the GPU that it is a slice of; -1: it is a GPU */
     char name[96], uuid[96];
     int major, minor;
+    unsigned bus, memory_clock;
     unsigned long long total, used, reserved;
     unsigned utilisation, temperature, power, power_limit;
     struct { char function[32]; int code; } errors[MAX_ERRORS];
@@ -62,6 +65,8 @@ static void apply(Machine *machine, Device *device, const char *key, const char 
     if (!strcmp(key, "name")) snprintf(device->name, sizeof device->name, "%s", rest);
     if (!strcmp(key, "uuid")) snprintf(device->uuid, sizeof device->uuid, "%s", rest);
     if (!strcmp(key, "capability")) sscanf(rest, "%d %d", &device->major, &device->minor);
+    if (!strcmp(key, "bus")) device->bus = (unsigned)atoi(rest);
+    if (!strcmp(key, "memory_clock")) device->memory_clock = (unsigned)atoi(rest);
     if (!strcmp(key, "total")) device->total = strtoull(rest, NULL, 10);
     if (!strcmp(key, "used")) device->used = strtoull(rest, NULL, 10);
     if (!strcmp(key, "reserved")) device->reserved = strtoull(rest, NULL, 10);
@@ -198,6 +203,19 @@ int nvmlDeviceGetCudaComputeCapability(Handle handle, int *major, int *minor) {
     OPEN("capability");
     *major = device->major;
     *minor = device->minor;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryBusWidth(Handle handle, unsigned *bits) {
+    OPEN("bus");
+    *bits = device->bus;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxClockInfo(Handle handle, int clock, unsigned *megahertz) {
+    OPEN("memory_clock");
+    if (clock != 2) return INVALID_ARGUMENT;
+    *megahertz = device->memory_clock;
     return SUCCESS;
 }
 

@@ -40,6 +40,8 @@ class FakeGpu:
         name: Product name.
         uuid: `GPU-...`, or `MIG-...` for a slice.
         capability: CUDA compute capability.
+        memory_bus_bits: Width of the way to its memory.
+        memory_clock_megahertz: The highest that its memory may have.
         total_bytes: Memory.
         used_bytes: What processes use of it.
         reserved_bytes: What the driver keeps for itself; version 1 of the call counts it as used.
@@ -47,8 +49,9 @@ class FakeGpu:
         temperature: Degrees Celsius.
         power_milliwatts: Power drawn.
         power_limit_milliwatts: Power that it may draw.
-        errors: NVML code by what fails: `name`, `uuid`, `capability`, `memory`, `utilisation`,
-            `temperature`, `power`, `power_limit`, `mig`; `handle` for all that the GPU is asked.
+        errors: NVML code by what fails: `name`, `uuid`, `capability`, `bus`, `memory_clock`,
+            `memory`, `utilisation`, `temperature`, `power`, `power_limit`, `mig`; `handle` for all
+            that the GPU is asked.
         delays: Milliseconds that a function takes, by the same names.
         processes: Bytes by process id; None where the driver does not know how many.
         slices: Its MIG slices.
@@ -57,6 +60,8 @@ class FakeGpu:
     uuid: str
     name: str = "Tesla T4"
     capability: tuple[int, int] = (7, 5)
+    memory_bus_bits: int = 256
+    memory_clock_megahertz: int = 5001
     total_bytes: int = 15 * GIB
     used_bytes: int = 0
     reserved_bytes: int = 0
@@ -76,6 +81,8 @@ class FakeGpu:
             f"name {self.name}",
             f"uuid {self.uuid}",
             f"capability {self.capability[0]} {self.capability[1]}",
+            f"bus {self.memory_bus_bits}",
+            f"memory_clock {self.memory_clock_megahertz}",
             f"total {self.total_bytes}",
             f"used {self.used_bytes}",
             f"reserved {self.reserved_bytes}",

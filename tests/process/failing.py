@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 HANG = 30_000  # milliseconds: longer than any job here takes
 DRIVER_SECONDS = 0.4  # of patience at the start, to be quick
 SOON_SECONDS = 15.0  # a job, on a machine that is busy with other things
-KNOWN = {"name", "uuid", "capability", "memory", "mig"}  # what is asked to find a GPU
+# What is asked to find a GPU.
+KNOWN = {"name", "uuid", "capability", "bus", "memory_clock", "memory", "mig"}
 SENSORS = {
     "memory": ("used_bytes", "total_bytes"),
     "utilisation": ("utilisation",),
@@ -76,7 +77,7 @@ def gpu(letter: str, chance: random.Random) -> FakeGpu:
     """A GPU with some trouble, or none."""
     errors, delays = {}, {}
     trouble = chance.choice(["none", "none", "fields", "fields", "lost", "hang"])
-    fields = [*SENSORS, "name", "uuid", "capability", "mig"]
+    fields = [*SENSORS, *sorted(KNOWN - SENSORS.keys())]
     if trouble == "fields":
         errors = {
             name: chance.choice([NOT_SUPPORTED, 999, fake_nvml.NO_PERMISSION])

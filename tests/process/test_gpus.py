@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import fake_nvml
 import pytest
+from fake_nvml import FakeGpu
 
 from process.living import run_script
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     Machine = Callable[[int], dict[str, str]]
 
 GIB = 1024**3
+T4 = FakeGpu(uuid="GPU-aaaa")
 
 VARIABLES = """
 import json, mgpu_magic
@@ -65,6 +68,44 @@ def test_the_mask_of_the_kernel_is_narrowed(
         ("cuda:0", first, "PCI_BUS_ID"),
         ("cuda:1", second, "PCI_BUS_ID"),
     ]
+
+
+UNLIKE = """
+import json
+from fakes import FakeLauncher, obedient
+from mgpu_magic import Session
+from mgpu_magic.messages import Load, Ready, Submit
+from process.jobs import job
+from process.living import eventually
+
+def silent(command):  # big, and never ends anything
+    match command:
+        case Load(): return [Ready(100, 0.0)]
+        case Submit(): return []
+    return obedient(command)
+
+launcher = FakeLauncher(silent)
+
+def shares():
+    sent = [c.requests for handle in launcher.handles for c in handle.commands
+            if isinstance(c, Submit)]
+    return [len(requests) for requests in sent]
+
+with Session(launcher=launcher) as session:
+    run = session.submit(job(["a"] * 100))
+    eventually(lambda: len(shares()) == 2)
+    run.stop()
+print(json.dumps(shares()))
+"""
+
+
+def test_unlike_gpus_begin_with_unlike_shares(tmp_path: Path, nvml: Path) -> None:
+    """An A100 beside a T4 gets nearly all of the first prompts, by what the driver says."""
+    a100 = FakeGpu(uuid="GPU-a100", memory_bus_bits=5120, memory_clock_megahertz=1215)
+    for gpus, shares in (((a100, T4), [96, 4]), ((T4, T4), [50, 50])):
+        fake_nvml.write_config(tmp_path / "machine", gpus)
+        environ = fake_nvml.environment(nvml, tmp_path / "machine")
+        assert run_script(tmp_path, UNLIKE, **environ) == shares
 
 
 def test_an_order_that_the_user_set_stays(tmp_path: Path, gpus: Machine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -72,6 +73,26 @@ def test_a_slow_device_simply_gets_less(slow: int) -> None:
     """A device at a third of the speed costs a job at most 5 % over the bound."""
     machines = [Machine(token_seconds=3.0 if number == slow else 1.0) for number in range(2)]
     assert makespan([10.0] * 300, machines) < 1.05 * bound([10.0] * 300, machines)
+
+
+def test_a_first_job_heeds_memory_bandwidth() -> None:
+    """Of a device at a third of the speed a job hears before it begins: it ends much sooner.
+
+    How much depends on whether the slow device happens to get one of the longest answers.
+    """
+    fast = Machine(step_seconds=16.0, token_seconds=0.3, slots=256, capacity=288)
+    slow = replace(fast, step_seconds=48.0, token_seconds=0.9)
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(60):
+        rng = random.Random(seed)
+        lengths = [rng.lognormvariate(4.6, 1) for _ in range(rng.choice([12, 60, 200, 400]))]
+        machines = rng.sample([fast, slow], 2)
+        for told, over in found.items():
+            bandwidths = [1 / machine.step_seconds for machine in machines if told]
+            job = Simulation({"m": lengths}, replicas(2, bandwidths), machines, stagger=0.0).run()
+            over.append(job.now / bound(lengths, machines))
+    assert fmean(found[False]) > 2.5
+    assert fmean(found[True]) < 2.0
 
 
 def test_a_device_that_joins_late_still_helps() -> None:

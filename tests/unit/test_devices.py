@@ -182,6 +182,42 @@ def test_a_slice_that_hides_its_capability_has_that_of_its_card(kernel: Kernel) 
     assert [device.capability for device in kernel.discover().devices] == [(8, 0)]
 
 
+@pytest.mark.parametrize(
+    ("bits", "megahertz", "published"),
+    [  # as their makers publish it, in GB/s, beside what their drivers say
+        (256, 5001, 320),  # Tesla T4
+        (192, 6251, 300),  # L4
+        (384, 9751, 936),  # GeForce RTX 3090
+        (4096, 877, 900),  # V100
+        (5120, 1215, 1555),  # A100 40 GB
+        (5120, 2619, 3350),  # H100 SXM
+    ],
+)
+def test_memory_bandwidth(kernel: Kernel, bits: int, megahertz: int, published: int) -> None:
+    """Known from the width of the bus and the clock, without running anything."""
+    known = FakeGpu(uuid="GPU-aaaa", memory_bus_bits=bits, memory_clock_megahertz=megahertz)
+    kernel.machine(known)
+    (device,) = kernel.discover().devices
+    assert device.memory_bandwidth == pytest.approx(published * 1e9, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        FakeGpu(uuid="GPU-aaaa", errors={"bus": NOT_SUPPORTED}),
+        FakeGpu(uuid="GPU-aaaa", errors={"memory_clock": NOT_SUPPORTED}),
+        FakeGpu(uuid="GPU-aaaa", memory_bus_bits=0),
+        FakeGpu(uuid="GPU-aaaa", memory_clock_megahertz=0),
+        FakeGpu(uuid="GPU-a100", slices=(SLICE,)),
+    ],
+)
+def test_memory_bandwidth_that_is_not_known(kernel: Kernel, gpu: FakeGpu) -> None:
+    """Of a card whose driver does not say it, and of a slice, which has but a part of it."""
+    kernel.machine(gpu)
+    (device,) = kernel.discover().devices
+    assert device.memory_bandwidth is None
+
+
 def test_another_device_order_is_pointed_out_where_it_matters(kernel: Kernel) -> None:
     """`FASTEST_FIRST` on unequal cards warns that the figures may be another card's."""
     fastest = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}

@@ -773,6 +773,49 @@ def test_the_next_job_knows_how_fast_the_workers_were() -> None:
     assert {k: len(v) for k, v in submitted(again.begin()).items()} == {0: 90, 1: 10}
 
 
+def cards(*gigabytes: float | None, capacity: int = 100) -> list[Planned]:
+    """Warm workers on devices of that memory bandwidth per second."""
+    return [
+        replace(warm(number, capacity=capacity), memory_bandwidth=size and size * 1e9)
+        for number, size in enumerate(gigabytes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "shares"),
+    [
+        ((900, 300), [90, 10]),  # of a third of the speed: a tenth
+        ((900, None), [50, 50]),
+        ((None, None), [50, 50]),
+        ((320, 300), [50, 50]),  # as unlike as two of one kind
+    ],
+)
+def test_a_first_job_shares_by_memory_bandwidth(
+    gigabytes: tuple[float | None, ...], shares: list[int]
+) -> None:
+    """An A100 beside an L4 begins with most of the prompts, where both drivers say what they are.
+
+    It is the same for workers that are still to load.
+    """
+    job = scheduler(*cards(*gigabytes), m=100)
+    assert [len(held) for held in submitted(job.begin()).values()] == shares
+    new = [replace(card, state=NEW, capacity=0) for card in cards(*gigabytes)]
+    job = scheduler(*new, first_alone=False, m=100)
+    job.begin()
+    assert [len(submitted(load(job, number, 100))[number]) for number in (0, 1)] == shares
+
+
+def test_what_a_job_has_shown_counts_more_than_memory_bandwidth() -> None:
+    """A device that is held up by something else gets what it can do."""
+    known = [replace(card, pace=pace) for card, pace in zip(cards(900, 300), (1, 1), strict=True)]
+    assert [len(held) for held in submitted(scheduler(*known, m=100).begin()).values()] == [50, 50]
+    job = scheduler(*cards(900, 300, capacity=4), m=100)
+    held = submitted(job.begin())
+    for worker in (0, 1, 1, 1) * 10:
+        finish_one(job, held, worker)
+    assert job.paces()[1] > job.paces()[0]
+
+
 def test_deaths_say_nothing_about_a_pace() -> None:
     """A worker that poison has killed is not slow; the next job begins with nothing known."""
     job = scheduler(warm(0, capacity=4), warm(1, capacity=4), m=100)

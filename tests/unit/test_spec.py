@@ -110,6 +110,15 @@ def test_labels() -> None:
     assert worker(devices=(GPU, second)).label == "cuda:0+1"
 
 
+def test_memory_bandwidth_of_a_worker() -> None:
+    """A tensor-parallel group waits for its slowest device in each layer."""
+    fast, slow = replace(GPU, memory_bandwidth=9e11), replace(GPU, memory_bandwidth=3e11)
+    assert worker(devices=(fast,)).memory_bandwidth == 9e11
+    assert worker(devices=(fast, slow)).memory_bandwidth == 6e11
+    assert worker(devices=(fast, GPU)).memory_bandwidth is None
+    assert worker(devices=(fast,)) == worker(devices=(GPU,))  # warm all the same
+
+
 def worker(**changes: Any) -> WorkerSpec:
     """An echo worker on one core."""
     fields = {"engine": "echo", "model": "m", "engine_args": {}, "devices": (CORE,)}
