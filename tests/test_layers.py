@@ -7,15 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import mgpu_magic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = "mgpu_magic"
 SOURCE = Path(mgpu_magic.__file__).parent
@@ -132,16 +129,19 @@ PUBLIC = {
 }
 
 
-def imports(file: str) -> Iterator[str]:
+@cache
+def imports(file: str) -> tuple[str, ...]:
     """Dotted names of all that a file imports, in functions and for type checking too."""
+    found: list[str] = []
     for node in ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names=names):
-                yield from (name.name for name in names)
+                found += [name.name for name in names]
             case ast.ImportFrom(module=module, level=0, names=names):
-                yield from (f"{module}.{name.name}" for name in names)
+                found += [f"{module}.{name.name}" for name in names]
             case ast.ImportFrom():
                 pytest.fail(f"{file}, line {node.lineno}: write the import with its full name")
+    return tuple(found)
 
 
 def part(file: str) -> str:
