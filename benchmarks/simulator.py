@@ -6,10 +6,8 @@
         └───────────── events <── heap of times <───┘
 ```
 
-An engine runs its batch in steps, each of which gives every request of it one token, so that a
-request ends when the engine's count of steps reaches a number that is known when it begins: it
-costs two operations on a heap, whatever happens beside it. All that ends in a step is told in
-one message, as a worker does.
+`machines` has the engines. All that ends in one of their steps is told in one message, as a worker
+does.
 
 The simulation plays the part of the session and holds the scheduler to what a session relies on:
 no worker gets more than its capacity, or anything before it is ready; and each request is
@@ -20,14 +18,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import ParamSpec, Self, TypeAlias, TypeVar, assert_never
 
+from benchmarks.machines import Engine, Machine
 from mgpu_magic.lifecycle import (
     AbortAt,
     Action,
@@ -55,107 +51,21 @@ from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.spec import Sampling
 
 JOB = 7
-ROUNDING = 1e-6  # steps
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Lengths: TypeAlias = Mapping[str, Sequence[float]]
-"""Tokens of each answer, by model name and index."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What a worker runs on: a step of its engine gives each running request one token.
-
-    Attributes:
-        step_seconds: What a step takes, however few requests run; where it is 0, nothing waits
-            for the next step to begin.
-        token_seconds: What each running request adds to that.
-        slots: How many run at the same time; None: all that it holds.
-        capacity: What its `Ready` says.
-        import_seconds: From its start to waiting for the load.
-        load_seconds: From the grant to ready.
-        fails_to_load: Says `Fatal` instead of `Ready`.
-    """
-
-    step_seconds: float = 0.0
-    token_seconds: float = 1.0
-    slots: int | None = None
-    capacity: int = 8
-    import_seconds: float = 0.0
-    load_seconds: float = 0.0
-    fails_to_load: bool = False
-
-    @property
-    def most(self) -> int:
-        """How many requests run at the same time."""
-        return self.slots or self.capacity
-
-    def step(self, running: int) -> float:
-        """Seconds of a step with so many requests."""
-        return self.step_seconds + self.token_seconds * running
-
-    def speed(self, running: int) -> float:
-        """Tokens per second with so many requests in the batch."""
-        return running / self.step(running) if running else 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Engine:
-    """What runs in a worker's process; `steps` are those that it has done since its start."""
-
-    worker: int
-    machine: Machine
-    ready: bool = False
-    retired: bool = False
-    clock: float = 0.0
-    steps: float = 0.0
-    running: list[tuple[float, int]] = field(default_factory=list)  # (steps at its end, index)
-    waiting: deque[tuple[int, float]] = field(default_factory=deque)
-    plan: int = 0  # number of the latest wake-up; earlier ones are out of date
-
-    def advance(self, now: float) -> None:
-        """Work until then; what waits begins with the next step."""
-        if self.running:
-            self.steps += (now - self.clock) / self.machine.step(len(self.running))
-        self.clock = now
-        free = self.machine.most - len(self.running)
-        if self.waiting and free > 0:
-            stepped = self.running and self.machine.step_seconds
-            begin = math.ceil(self.steps - ROUNDING) if stepped else self.steps
-            for _ in range(min(free, len(self.waiting))):
-                index, length = self.waiting.popleft()
-                heapq.heappush(self.running, (begin + length, index))
-
-    def next_end(self) -> float:
-        """When the next request ends, if nothing is added before."""
-        left = max(0.0, self.running[0][0] - self.steps)
-        return self.clock + left * self.machine.step(len(self.running))
-
-    def ended(self, now: float) -> list[int]:
-        """Take those that end with the step that ends now."""
-        self.clock, self.steps = now, self.running[0][0]
-        found = []
-        while self.running and self.running[0][0] <= self.steps + ROUNDING:
-            found.append(heapq.heappop(self.running)[1])
-        return found
-
-    def held(self) -> int:
-        """Requests that it has."""
-        return len(self.running) + len(self.waiting)
-
-    def indices(self) -> set[int]:
-        """The same, by index."""
-        return {index for _, index in self.running} | {index for index, _ in self.waiting}
+"""Tokens of each answer, by model name, in the order of the requests."""
 
 
 class Simulation:
     """One job on simulated machines.
 
     Args:
-        lengths: The requests.
+        lengths: The answers.
         plans: The workers.
         machines: What each of them runs on.
+        answers: How many of them a request asks for (`n`).
         limits: `max_tokens` of each request, by model name, if the scheduler is to know them.
         stagger: As of `Scheduler`.
         parallel_loads: As of `Scheduler`.
@@ -172,12 +82,13 @@ class Simulation:
         plans: Sequence[Planned],
         machines: Sequence[Machine],
         *,
+        answers: int = 1,
         limits: Mapping[str, Sequence[int]] | None = None,
         stagger: float | None = None,
         parallel_loads: int = 8,
     ) -> None:
         requests = {
-            model: _requests(len(of_model), limits[model] if limits else None)
+            model: _requests(len(of_model) // answers, answers, limits[model] if limits else None)
             for model, of_model in lengths.items()
         }
         self.scheduler_seconds = 0.0
@@ -192,7 +103,8 @@ class Simulation:
         self.now = 0.0
         self.messages = 0
         self._lengths = lengths
-        self._answered = {model: bytearray(len(of_model)) for model, of_model in lengths.items()}
+        self._answers = answers
+        self._answered = {model: bytearray(len(sent)) for model, sent in requests.items()}
         self._plans = {plan.worker: plan for plan in plans}
         self._machines = dict(zip(self._plans, machines, strict=True))
         self._engines: dict[int, Engine] = {}
@@ -324,8 +236,9 @@ class Simulation:
         held = engine.held() + len(requests)
         assert 0 < held <= engine.machine.capacity
         assert held == self.scheduler.in_flight(engine.worker)
-        lengths = self._lengths[self._plans[engine.worker].model]
-        engine.waiting.extend((request.index, lengths[request.index]) for request in requests)
+        lengths, each = self._lengths[self._plans[engine.worker].model], self._answers
+        for request in requests:
+            engine.add(request.index, lengths[request.index * each : (request.index + 1) * each])
         self._moved[engine.worker] = engine
 
     def _plan_moved(self) -> None:
@@ -341,7 +254,8 @@ class Simulation:
             return
         ended = engine.ended(self.now)
         self._moved[engine.worker] = engine
-        self._report(engine, ended)
+        if ended:
+            self._report(engine, ended)
 
     def _report(self, engine: Engine, ended: Sequence[int]) -> None:
         outcomes = [Returned(index=index, data=b"", seconds=0.0, device="cpu:0") for index in ended]
@@ -367,43 +281,9 @@ def replicas(count: int, bandwidths: Sequence[float | None] = ()) -> list[Planne
     ]
 
 
-def _requests(count: int, limits: Sequence[int] | None) -> list[Request]:
+def _requests(count: int, answers: int, limits: Sequence[int] | None) -> list[Request]:
     if limits is None:
-        shared = Sampling()
+        shared = Sampling({"n": answers})
         return [Request(index, "", shared) for index in range(count)]
     known = {limit: Sampling({"max_tokens": limit}) for limit in set(limits)}
     return [Request(index, "", known[limits[index]]) for index in range(count)]
-
-
-def bound(lengths: Sequence[float], machines: Sequence[Machine]) -> float:
-    """Seconds that no scheduler can do without, even one that knows all lengths.
-
-    However many they are, the longest requests get no more tokens per second than the machines
-    give to that many requests, spread best: for all requests that is total work over total speed,
-    for one it is the longest request, alone on the fastest machine. A machine counts from the
-    moment on at which it has loaded.
-    """
-    joins = sorted({machine.load_seconds for machine in machines})
-    speeds = [
-        _speeds([m for m in machines if m.load_seconds <= joined], len(lengths)) for joined in joins
-    ]
-    longest = 0.0
-    work = list(itertools.accumulate(sorted(lengths, reverse=True)))
-    for count in (*range(1, min(len(speeds[-1]), len(work)) + 1), len(work)):
-        left = work[count - 1]
-        for now, of_counts, until in zip(joins, speeds, [*joins[1:], math.inf], strict=True):
-            speed = of_counts[min(count, len(of_counts)) - 1]
-            if speed * (until - now) >= left:
-                longest = max(longest, now + left / speed)
-                break
-            left -= speed * (until - now)
-    return longest
-
-
-def _speeds(machines: Sequence[Machine], requests: int) -> list[float]:
-    """Tokens per second of one request, of two, and so on."""
-    gains: list[float] = []
-    for machine in machines:
-        speeds = [machine.speed(count) for count in range(min(machine.most, requests) + 1)]
-        gains += [after - before for before, after in itertools.pairwise(speeds)]
-    return list(itertools.accumulate(sorted(gains, reverse=True)))

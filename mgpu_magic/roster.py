@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mgpu_magic.lifecycle import LOADING, NEW, READY, STARTING, WorkerState
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mgpu_magic.lifecycle import Death, Planned
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import RemoteError
+    from mgpu_magic.spec import Sampling
 
 COMING = (STARTING, LOADING, READY)
 TELLING_ROUNDS = 4  # of full batches; in fewer, who ends a round first looks faster than it is
@@ -35,9 +37,9 @@ class Worker:
         turn: Its turn on them; those that existed before the job come before all others.
         state: How far it is.
         imported: It waits for the word to load.
+        speed: What its devices let expect, as a multiple of the mean of its model's workers.
         capacity: Requests that it makes use of at the same time.
         slots: How many of them it works on; the others wait in front of its engine.
-        speed: What its devices let expect, as a multiple of the mean of its model's workers.
         pace: Requests that it has finished, which is as good as a speed; 0: was never ready.
         in_flight: What it was sent and has not answered, by index.
         alone: That is a group of suspects.
@@ -55,10 +57,10 @@ class Worker:
     turn: int
     state: WorkerState
     imported: bool
-    capacity: int
-    slots: int
     speed: float
-    pace: float
+    capacity: int = 0
+    slots: int = 0
+    pace: float = 0.0
     in_flight: dict[int, Request] = field(default_factory=dict)
     alone: bool = False
     heard: bool = False
@@ -87,6 +89,7 @@ class Model:
         name: Its name.
         pending: Requests that are at no worker, suspects aside.
         unresolved: How many have no outcome.
+        answers: Of one request, on average (`n`); an engine counts them, not the requests.
         workers: Those that run it.
         suspects: Groups of requests, each of which a worker died with.
         deaths: Of workers, by index in flight there.
@@ -99,6 +102,7 @@ class Model:
     name: str
     pending: deque[Request]
     unresolved: int
+    answers: float = 1.0
     workers: list[Worker] = field(default_factory=list)
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)
@@ -117,6 +121,18 @@ class Model:
         alike = len(set(kinds)) < len(kinds)
         refused = any(death.of_sampling for death in self.failed_loads)
         return alike or refused or (bool(kinds) and not self.here)
+
+    def equip(self, worker: Worker, capacity: int, slots: int | None) -> None:
+        """Note what an engine makes use of at the same time: told in answers, noted in requests.
+
+        The answers to one prompt end one after the other. On average half of them run, and to keep
+        the engine busy, as many prompts as that makes wait for their places.
+        """
+        slots = capacity if slots is None else slots
+        worker.capacity, worker.slots = capacity, slots
+        if self.answers > 1:
+            worker.slots = min(slots, math.ceil(2 * slots / self.answers))
+            worker.capacity = min(capacity, 2 * worker.slots)
 
     @property
     def unit_pace(self) -> float:
@@ -171,7 +187,8 @@ class Model:
         """
         hungry = sum(other.state in COMING and not other.in_flight for other in self.workers)
         among = min(len(self.pending), count * max(hungry, 1))
-        if count == 1 or _limit(self.pending[0]) == _limit(self.pending[among - 1]):
+        first, last = self.pending[0].sampling, self.pending[among - 1].sampling
+        if count == 1 or _limit(first) == _limit(last):
             return tuple([self.pending.popleft() for _ in range(count)])
         front = [self.pending.popleft() for _ in range(among)]
         step = among // count
@@ -227,7 +244,13 @@ def enlist(
         remote: Models whose files may have to be downloaded.
     """
     models = {
-        name: Model(name, deque(longest_first(of_model)), len(of_model), here=name not in remote)
+        name: Model(
+            name,
+            deque(longest_first(of_model)),
+            len(of_model),
+            answers_each(of_model),
+            here=name not in remote,
+        )
         for name, of_model in requests.items()
     }
     # Of workers that were not in one job together nothing is known.
@@ -238,7 +261,6 @@ def enlist(
     workers = {}
     for plan in plans:
         model = models[plan.model]
-        slots = plan.capacity if plan.slots is None else plan.slots
         worker = workers[plan.worker] = Worker(
             id=plan.worker,
             model=model,
@@ -246,11 +268,12 @@ def enlist(
             turn=plan.wave if plan.state is NEW else -1,
             state=plan.state,
             imported=plan.imported,
-            capacity=plan.capacity,
-            slots=slots,
             speed=speeds[plan.worker],
-            pace=0.0 if plan.pace is None or plan.model in strangers else plan.pace * slots,
         )
+        if plan.state is READY:
+            model.equip(worker, plan.capacity, plan.slots)
+        if plan.pace is not None and plan.model not in strangers:
+            worker.pace = plan.pace * worker.slots
         model.workers.append(worker)
         model.was_ready |= plan.state is READY
         model.here |= plan.state is READY
@@ -292,12 +315,30 @@ def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
 
     Then what is left for the end, when some workers have nothing more to do, is short.
     """
-    limits = [_limit(request) for request in requests]
-    if len(set(limits)) < 2:
+    limits = {key: _limit(sampling) for key, sampling in _samplings(requests).items()}
+    if len(set(limits.values())) < 2:
         return requests
-    return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
+    return sorted(requests, key=lambda request: -limits[id(request.sampling)])
 
 
-def _limit(request: Request) -> float:
-    limit = request.sampling.fields.get("max_tokens") or math.inf
+def answers_each(requests: Sequence[Request]) -> float:
+    """How many answers a request asks for (`n`), on average."""
+    numbers = {key: _answers(sampling) for key, sampling in _samplings(requests).items()}
+    if len(set(numbers.values())) < 2:
+        return next(iter(numbers.values()), 1)
+    return fmean(numbers[id(request.sampling)] for request in requests)
+
+
+def _samplings(requests: Sequence[Request]) -> dict[int, Sampling]:
+    """By identity: most requests share one."""
+    return {id(request.sampling): request.sampling for request in requests}
+
+
+def _limit(sampling: Sampling) -> float:
+    limit = sampling.fields.get("max_tokens") or math.inf
     return limit if isinstance(limit, int) else math.inf  # or it is wrong
+
+
+def _answers(sampling: Sampling) -> int:
+    number = sampling.fields.get("n")
+    return number if isinstance(number, int) and number > 0 else 1  # or it is wrong

@@ -150,8 +150,7 @@ class Scheduler:
                 this.model.here |= stage in ("loading", "warming up")  # not while "downloading"
                 return self._grant_due()
             case Ready(capacity, slots=slots):
-                this.capacity = capacity
-                this.slots = capacity if slots is None else slots
+                this.model.equip(this, capacity, slots)
                 this.pace = this.pace or this.model.first_pace(this)
                 this.model.was_ready = this.model.here = True
                 return self._grant_due() + self._fill(this.model)

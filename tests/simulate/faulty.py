@@ -10,13 +10,14 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.simulator import JOB, Engine, Lengths, Machine, Simulation
+from benchmarks.simulator import JOB, Lengths, Simulation
 from mgpu_magic.messages import Exited, Fatal, Outcomes, Request, Stats
 from mgpu_magic.outcomes import Completion, Failure, Outcome, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.machines import Engine, Machine
     from mgpu_magic.lifecycle import Planned
 
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from benchmarks.simulator import Machine, replicas
+from benchmarks.machines import Machine
+from benchmarks.simulator import replicas
 from mgpu_magic.lifecycle import Planned, WorkerState
 from mgpu_magic.outcomes import Completion
 from mgpu_magic.placement import place

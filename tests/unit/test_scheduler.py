@@ -37,7 +37,7 @@ from mgpu_magic.messages import (
     Stopped,
 )
 from mgpu_magic.outcomes import Completion, Failure, RemoteError
-from mgpu_magic.roster import fair_share, longest_first
+from mgpu_magic.roster import answers_each, fair_share, longest_first
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.spec import Sampling
 
@@ -253,6 +253,44 @@ def test_nothing_waits_in_front_of_an_engine_at_the_end() -> None:
     assert submitted(job.begin()) == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
     assert submitted(job.handle(0, answers(0, 1, 2))) == {0: [8, 9]}
     assert submitted(job.handle(1, answers(4, 5, 6))) == {1: [10, 11]}
+
+
+def test_several_answers_to_a_prompt_are_counted() -> None:
+    """With `n` of 8 an engine of 16 sequences gets four prompts, whose answers end one by one.
+
+    Four more wait in front of it while there are enough for all.
+    """
+    sent = [Request(index, "x", Sampling({"n": 8})) for index in range(100)]
+    card = replace(warm(0, capacity=18), slots=16)
+    job = Scheduler(
+        job=JOB, requests={"m": sent}, workers=[card, on(1)], stagger=None, parallel_loads=1
+    )
+    assert submitted(job.begin()) == {0: [*range(8)]}
+    job.handle(1, IMPORTED)
+    assert submitted(job.handle(1, Ready(18, 1.0, slots=16))) == {1: [*range(8, 16)]}
+    answered = 0
+    held = {0: [*range(8)], 1: [*range(8, 16)]}
+    while job.pending("m") > 8:
+        finish_one(job, held, answered % 2)
+        answered += 1
+    assert [len(held[worker]) for worker in held] == [8, 8]
+    for worker in held:
+        for _ in range(4):
+            finish_one(job, held, worker)
+    assert [len(held[worker]) for worker in held] == [4, 4]
+
+
+def test_how_many_answers_a_request_asks_for() -> None:
+    """On average; what is no number of answers is the engine's to refuse."""
+
+    def mean(*numbers: object) -> float:
+        return answers_each([Request(0, "x", Sampling({"n": number})) for number in numbers])
+
+    assert mean(8, 8) == 8
+    assert mean(1, None, 4) == 2
+    assert mean("x", 0, -1, 2.5) == 1
+    assert answers_each([Request(0, "x", Sampling())]) == 1
+    assert answers_each([]) == 1
 
 
 def test_long_answers_are_dealt_among_the_workers() -> None:
