@@ -1,7 +1,7 @@
 """Simulated devices: engines that are formulas, and the least time that work takes on them.
 
-An engine runs its batch in steps, each of which gives every answer of it one token, so that an
-answer ends when the engine's count of steps reaches a number that is known when it begins: it
+An engine runs its batch in steps, each of which gives every request of it one token, so that a
+request ends when the engine's count of steps reaches a number that is known when it begins: it
 costs two operations on a heap, whatever happens beside it.
 """
 
@@ -22,12 +22,12 @@ ROUNDING = 1e-6  # steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a worker runs on: a step of its engine gives each running answer one token.
+    """What a worker runs on: a step of its engine gives each running request one token.
 
     Attributes:
-        step_seconds: What a step takes, however few answers run; where it is 0, nothing waits
+        step_seconds: What a step takes, however few requests run; where it is 0, nothing waits
             for the next step to begin.
-        token_seconds: What each running answer adds to that.
+        token_seconds: What each running request adds to that.
         slots: How many run at the same time; None: all that it holds.
         capacity: What its `Ready` says.
         import_seconds: From its start to waiting for the load.
@@ -45,15 +45,15 @@ class Machine:
 
     @property
     def most(self) -> int:
-        """How many answers run at the same time."""
+        """How many requests run at the same time."""
         return self.slots or self.capacity
 
     def step(self, running: int) -> float:
-        """Seconds of a step with so many answers."""
+        """Seconds of a step with so many requests."""
         return self.step_seconds + self.token_seconds * running
 
     def speed(self, running: int) -> float:
-        """Tokens per second with so many answers in the batch."""
+        """Tokens per second with so many requests in the batch."""
         return running / self.step(running) if running else 0.0
 
 
@@ -69,7 +69,6 @@ class Engine:
     steps: float = 0.0
     running: list[tuple[float, int]] = field(default_factory=list)  # (steps at its end, index)
     waiting: deque[tuple[int, float]] = field(default_factory=deque)
-    left: dict[int, int] = field(default_factory=dict)  # answers that have not ended, by index
     plan: int = 0  # number of the latest wake-up; earlier ones are out of date
 
     def advance(self, now: float) -> None:
@@ -86,34 +85,25 @@ class Engine:
                 heapq.heappush(self.running, (begin + length, index))
 
     def next_end(self) -> float:
-        """When the next answer ends, if nothing is added before."""
+        """When the next request ends, if nothing is added before."""
         left = max(0.0, self.running[0][0] - self.steps)
         return self.clock + left * self.machine.step(len(self.running))
 
     def ended(self, now: float) -> list[int]:
-        """Take the requests whose last answer ends with the step that ends now."""
+        """Take those that end with the step that ends now."""
         self.clock, self.steps = now, self.running[0][0]
         found = []
         while self.running and self.running[0][0] <= self.steps + ROUNDING:
-            index = heapq.heappop(self.running)[1]
-            self.left[index] -= 1
-            if not self.left[index]:
-                del self.left[index]
-                found.append(index)
+            found.append(heapq.heappop(self.running)[1])
         return found
-
-    def add(self, index: int, lengths: Sequence[float]) -> None:
-        """Take a request with answers of these lengths."""
-        self.left[index] = len(lengths)
-        self.waiting.extend((index, length) for length in lengths)
 
     def held(self) -> int:
         """Requests that it has."""
-        return len(self.left)
+        return len(self.running) + len(self.waiting)
 
     def indices(self) -> set[int]:
         """The same, by index."""
-        return set(self.left)
+        return {index for _, index in self.running} | {index for index, _ in self.waiting}
 
 
 def bound(lengths: Sequence[float], machines: Sequence[Machine]) -> float:

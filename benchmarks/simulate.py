@@ -93,7 +93,6 @@ def run(
     lengths: Sequence[int],
     *,
     known: bool = False,
-    answers: int = 1,
     paces: Mapping[int, float] | None = None,
     told: bool = False,
 ) -> Run:
@@ -102,7 +101,6 @@ def run(
     Args:
         machines: Those without a load time have the model loaded already.
         lengths: Tokens of each answer.
-        answers: How many each prompt has (`n`).
         known: Whether each prompt's `max_tokens` is just that; else it is the same for all.
         paces: What an earlier job has shown of the machines.
         told: Whether the driver tells their memory bandwidth, which a step without requests takes.
@@ -122,14 +120,13 @@ def run(
         for plan, machine in zip(replicas(len(machines), bandwidths), machines, strict=True)
     ]
     limits = {"m": lengths} if known else None
-    job = Simulation({"m": lengths}, plans, machines, answers=answers, limits=limits).run()
-    prompts = len(lengths) // answers
+    job = Simulation({"m": lengths}, plans, machines, limits=limits).run()
     return Run(
         devices=len(machines),
-        prompts=prompts,
+        prompts=len(lengths),
         excess=job.now / bound(lengths, machines),
-        messages=job.messages / prompts,
-        cost=job.scheduler_seconds / prompts * 1e6,
+        messages=job.messages / len(lengths),
+        cost=job.scheduler_seconds / len(lengths) * 1e6,
         paces=job.scheduler.paces(),
     )
 
@@ -183,9 +180,6 @@ def alternatives(each: int = 1250) -> dict[str, list[Run]]:
         for count, paces in zip(COUNTS, known, strict=True)
     ]
     jobs = [(count, lognormal(count * each)) for count in COUNTS]
-    found["L4, one at a third of the speed, 16 answers to each of 79 prompts per device"] = [
-        run(one_slow(count), lognormal(count * 79 * 16), answers=16) for count in COUNTS
-    ]
     found["L4, one joins at half-time"] = [
         run(one_late(count, lengths), lengths) for count, lengths in jobs
     ]

@@ -51,21 +51,21 @@ from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.spec import Sampling
 
 JOB = 7
+MAX_TOKENS = 1024  # of requests whose lengths the scheduler does not know
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Lengths: TypeAlias = Mapping[str, Sequence[float]]
-"""Tokens of each answer, by model name, in the order of the requests."""
+"""Tokens of each answer, by model name and index."""
 
 
 class Simulation:
     """One job on simulated machines.
 
     Args:
-        lengths: The answers.
+        lengths: The requests.
         plans: The workers.
         machines: What each of them runs on.
-        answers: How many of them a request asks for (`n`).
         limits: `max_tokens` of each request, by model name, if the scheduler is to know them.
         stagger: As of `Scheduler`.
         parallel_loads: As of `Scheduler`.
@@ -82,13 +82,12 @@ class Simulation:
         plans: Sequence[Planned],
         machines: Sequence[Machine],
         *,
-        answers: int = 1,
         limits: Mapping[str, Sequence[int]] | None = None,
         stagger: float | None = None,
         parallel_loads: int = 8,
     ) -> None:
         requests = {
-            model: _requests(len(of_model) // answers, answers, limits[model] if limits else None)
+            model: _requests(len(of_model), limits[model] if limits else None)
             for model, of_model in lengths.items()
         }
         self.scheduler_seconds = 0.0
@@ -103,8 +102,7 @@ class Simulation:
         self.now = 0.0
         self.messages = 0
         self._lengths = lengths
-        self._answers = answers
-        self._answered = {model: bytearray(len(sent)) for model, sent in requests.items()}
+        self._answered = {model: bytearray(len(of_model)) for model, of_model in lengths.items()}
         self._plans = {plan.worker: plan for plan in plans}
         self._machines = dict(zip(self._plans, machines, strict=True))
         self._engines: dict[int, Engine] = {}
@@ -236,9 +234,8 @@ class Simulation:
         held = engine.held() + len(requests)
         assert 0 < held <= engine.machine.capacity
         assert held == self.scheduler.in_flight(engine.worker)
-        lengths, each = self._lengths[self._plans[engine.worker].model], self._answers
-        for request in requests:
-            engine.add(request.index, lengths[request.index * each : (request.index + 1) * each])
+        lengths = self._lengths[self._plans[engine.worker].model]
+        engine.waiting.extend((request.index, lengths[request.index]) for request in requests)
         self._moved[engine.worker] = engine
 
     def _plan_moved(self) -> None:
@@ -254,8 +251,7 @@ class Simulation:
             return
         ended = engine.ended(self.now)
         self._moved[engine.worker] = engine
-        if ended:
-            self._report(engine, ended)
+        self._report(engine, ended)
 
     def _report(self, engine: Engine, ended: Sequence[int]) -> None:
         outcomes = [Returned(index=index, data=b"", seconds=0.0, device="cpu:0") for index in ended]
@@ -281,9 +277,9 @@ def replicas(count: int, bandwidths: Sequence[float | None] = ()) -> list[Planne
     ]
 
 
-def _requests(count: int, answers: int, limits: Sequence[int] | None) -> list[Request]:
+def _requests(count: int, limits: Sequence[int] | None) -> list[Request]:
     if limits is None:
-        shared = Sampling({"n": answers})
+        shared = Sampling({"max_tokens": MAX_TOKENS})
         return [Request(index, "", shared) for index in range(count)]
     known = {limit: Sampling({"max_tokens": limit}) for limit in set(limits)}
     return [Request(index, "", known[limits[index]]) for index in range(count)]

@@ -70,8 +70,7 @@ class Planned:
         capacity: What its `Ready` said (READY only).
         slots: The same; None: as many.
         pace: Its speed in an earlier job, as a multiple of its model's mean (READY only), if known.
-        memory_bandwidth: Bytes per second of its devices, if known: as good as a speed before a job
-            has shown one, since a model that writes reads all its weights for each step.
+        memory_bandwidth: Bytes per second of its devices, if known.
     """
 
     worker: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mgpu_magic.lifecycle import LOADING, NEW, READY, STARTING, WorkerState
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from mgpu_magic.lifecycle import Death, Planned
     from mgpu_magic.messages import Request
     from mgpu_magic.outcomes import RemoteError
-    from mgpu_magic.spec import Sampling
 
 COMING = (STARTING, LOADING, READY)
 TELLING_ROUNDS = 4  # of full batches; in fewer, who ends a round first looks faster than it is
 SAME_SPEED = 0.2  # a difference that uneven answers make, too
+WRITING_TOKENS = 64  # in an answer; with fewer, reading the prompts may well take longer
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +36,12 @@ class Worker:
         turn: Its turn on them; those that existed before the job come before all others.
         state: How far it is.
         imported: It waits for the word to load.
-        speed: What its devices let expect, as a multiple of the mean of its model's workers.
+        speed: What its devices let expect, as a multiple of the mean of its model's workers; 1
+            where nothing is known, or it is about the mean.
         capacity: Requests that it makes use of at the same time.
         slots: How many of them it works on; the others wait in front of its engine.
-        pace: Requests that it has finished, which is as good as a speed; 0: was never ready.
+        pace: Requests that it has finished, which is as good as a speed; 0: was never ready. What
+            was expected of it at first is in it.
         in_flight: What it was sent and has not answered, by index.
         alone: That is a group of suspects.
         heard: It lived when it got that.
@@ -89,7 +90,6 @@ class Model:
         name: Its name.
         pending: Requests that are at no worker, suspects aside.
         unresolved: How many have no outcome.
-        answers: Of one request, on average (`n`); an engine counts them, not the requests.
         workers: Those that run it.
         suspects: Groups of requests, each of which a worker died with.
         deaths: Of workers, by index in flight there.
@@ -102,7 +102,6 @@ class Model:
     name: str
     pending: deque[Request]
     unresolved: int
-    answers: float = 1.0
     workers: list[Worker] = field(default_factory=list)
     suspects: deque[tuple[Request, ...]] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)
@@ -122,33 +121,35 @@ class Model:
         refused = any(death.of_sampling for death in self.failed_loads)
         return alike or refused or (bool(kinds) and not self.here)
 
-    def equip(self, worker: Worker, capacity: int, slots: int | None) -> None:
-        """Note what an engine makes use of at the same time: told in answers, noted in requests.
+    def join(
+        self, worker: Worker, capacity: int, slots: int | None, pace: float | None = None
+    ) -> None:
+        """A worker is ready.
 
-        The answers to one prompt end one after the other. On average half of them run, and to keep
-        the engine busy, as many prompts as that makes wait for their places.
+        Args:
+            worker: The worker.
+            capacity: Requests that it makes use of at the same time.
+            slots: How many of them it works on; None: all.
+            pace: Its speed in an earlier job, as a multiple of its model's mean, if known.
         """
-        slots = capacity if slots is None else slots
-        worker.capacity, worker.slots = capacity, slots
-        if self.answers > 1:
-            worker.slots = min(slots, math.ceil(2 * slots / self.answers))
-            worker.capacity = min(capacity, 2 * worker.slots)
+        self.was_ready = self.here = True
+        worker.capacity = capacity
+        worker.slots = capacity if slots is None else slots
+        if pace is not None:
+            worker.pace = pace * worker.slots  # what is known counts as much as a round does
+        elif not worker.pace:
+            worker.pace = worker.speed * (self._unit_pace or self._first_unit(worker))
+
+    def _first_unit(self, worker: Worker) -> float:
+        differ = any(other.speed != 1 for other in self.workers)
+        return worker.slots if differ else 1.0  # else the first answers are to tell
 
     @property
-    def unit_pace(self) -> float:
+    def _unit_pace(self) -> float:
         """Pace of a worker of speed 1, by those that have one and are or will be ready; else 0."""
         known = [worker for worker in self.workers if worker.state in COMING and worker.pace]
         speeds = sum(worker.speed for worker in known)
         return sum(worker.pace for worker in known) / speeds if known else 0.0
-
-    def first_pace(self, worker: Worker) -> float:
-        """What is expected of a worker that has not finished anything.
-
-        Where devices are known to differ, that counts as much as a round of answers; else the
-        first answers are to tell.
-        """
-        differ = any(other.speed != 1 for other in self.workers)
-        return worker.speed * (self.unit_pace or (worker.slots if differ else 1.0))
 
     def paces(self) -> dict[int, float]:
         """Paces by worker, as multiples of their mean; none where they tell nothing.
@@ -170,14 +171,29 @@ class Model:
         more about the prompts that a worker died of than about the worker.
         """
         power = 1 if self.suspects else 2
-        unit = self.unit_pace
         coming = [worker for worker in self.workers if worker.state in COMING]
+        weights = sum([worker.pace**power for worker in coming])
+        if any(not worker.pace for worker in coming):
+            weights += sum(pace**power for pace in self._awaited(coming))
         return Shares(
             unresolved=self.unresolved,
             power=power,
-            weights=sum((worker.pace or unit * worker.speed) ** power for worker in coming),
-            slots=sum(worker.slots for worker in coming),
+            weights=weights,
+            slots=sum([worker.slots for worker in coming]),
         )
+
+    def _awaited(self, coming: Sequence[Worker]) -> list[float]:
+        """Paces of those that were never ready.
+
+        For one that still waits for its turn to load, a slow worker does not leave prompts.
+        """
+        unit = self._unit_pace
+        slowest = min((one.speed for one in coming if one.state is READY), default=1.0)
+        return [
+            unit * (min(one.speed, slowest) if one.state is STARTING else one.speed)
+            for one in coming
+            if not one.pace
+        ]
 
     def take(self, count: int) -> tuple[Request, ...]:
         """The next requests for a worker, from 1 to all that wait.
@@ -187,8 +203,7 @@ class Model:
         """
         hungry = sum(other.state in COMING and not other.in_flight for other in self.workers)
         among = min(len(self.pending), count * max(hungry, 1))
-        first, last = self.pending[0].sampling, self.pending[among - 1].sampling
-        if count == 1 or _limit(first) == _limit(last):
+        if count == 1 or _limit(self.pending[0]) == _limit(self.pending[among - 1]):
             return tuple([self.pending.popleft() for _ in range(count)])
         front = [self.pending.popleft() for _ in range(among)]
         step = among // count
@@ -212,7 +227,7 @@ class Shares:
         unresolved: Requests without an outcome.
         power: A worker's weight is its pace to this power.
         weights: Their sum.
-        slots: Of the workers that are ready.
+        slots: Of the workers that are or were ready.
     """
 
     unresolved: int
@@ -244,54 +259,47 @@ def enlist(
         remote: Models whose files may have to be downloaded.
     """
     models = {
-        name: Model(
-            name,
-            deque(longest_first(of_model)),
-            len(of_model),
-            answers_each(of_model),
-            here=name not in remote,
-        )
+        name: Model(name, deque(longest_first(of_model)), len(of_model), here=name not in remote)
         for name, of_model in requests.items()
     }
-    # Of workers that were not in one job together nothing is known.
-    strangers = {plan.model for plan in plans if plan.state is READY and plan.pace is None}
     speeds: dict[int, float] = {}
-    for name in models:
-        speeds |= _expected_speeds([plan for plan in plans if plan.model == name])
-    workers = {}
-    for plan in plans:
-        model = models[plan.model]
-        worker = workers[plan.worker] = Worker(
+    for name, model in models.items():
+        speeds |= _expected([plan for plan in plans if plan.model == name], model.pending)
+    workers = {
+        plan.worker: Worker(
             id=plan.worker,
-            model=model,
+            model=models[plan.model],
             devices=plan.devices,
             turn=plan.wave if plan.state is NEW else -1,
             state=plan.state,
             imported=plan.imported,
             speed=speeds[plan.worker],
         )
-        if plan.state is READY:
-            model.equip(worker, plan.capacity, plan.slots)
-        if plan.pace is not None and plan.model not in strangers:
-            worker.pace = plan.pace * worker.slots
-        model.workers.append(worker)
-        model.was_ready |= plan.state is READY
-        model.here |= plan.state is READY
+        for plan in plans
+    }
     for worker in workers.values():
-        if worker.state is READY:
-            worker.pace = worker.pace or worker.model.first_pace(worker)
+        worker.model.workers.append(worker)
+    for plan in sorted(plans, key=lambda plan: plan.pace is None):  # the others go by what is known
+        if plan.state is READY:
+            models[plan.model].join(workers[plan.worker], plan.capacity, plan.slots, plan.pace)
     return models, workers
 
 
-def _expected_speeds(plans: Sequence[Planned]) -> dict[int, float]:
-    """By worker: multiples of the mean; 1 for all where one is unknown."""
+def _expected(plans: Sequence[Planned], requests: Sequence[Request]) -> dict[int, float]:
+    """Speeds by worker, as multiples of their mean; 1 for all where one is unknown.
+
+    A model that writes reads all its weights for each step, so the bandwidth of the memory is as
+    good as a speed; where it reads prompts, or classifies, it is not.
+    """
     known = {plan.worker: plan.memory_bandwidth for plan in plans if plan.memory_bandwidth}
-    return _multiples(known) if len(known) == len(plans) else {p.worker: 1.0 for p in plans}
+    if len(known) < len(plans) or not requests or not _writes(requests[-1]):
+        return dict.fromkeys([plan.worker for plan in plans], 1.0)
+    return _multiples(known)
 
 
 def _multiples(speeds: Mapping[int, float]) -> dict[int, float]:
     """Of their mean; 1 for those that are about as fast."""
-    mean = sum(speeds.values()) / max(1, len(speeds))
+    mean = sum(speeds.values()) / max(1, len(speeds))  # a model may have no worker
     multiples = {worker: speed / mean for worker, speed in speeds.items()}
     return {k: 1.0 if abs(many - 1) <= SAME_SPEED else many for k, many in multiples.items()}
 
@@ -315,30 +323,17 @@ def longest_first(requests: Sequence[Request]) -> Sequence[Request]:
 
     Then what is left for the end, when some workers have nothing more to do, is short.
     """
-    limits = {key: _limit(sampling) for key, sampling in _samplings(requests).items()}
-    if len(set(limits.values())) < 2:
+    limits = [_limit(request) for request in requests]
+    if len(set(limits)) < 2:
         return requests
-    return sorted(requests, key=lambda request: -limits[id(request.sampling)])
+    return [requests[i] for i in sorted(range(len(requests)), key=lambda i: -limits[i])]
 
 
-def answers_each(requests: Sequence[Request]) -> float:
-    """How many answers a request asks for (`n`), on average."""
-    numbers = {key: _answers(sampling) for key, sampling in _samplings(requests).items()}
-    if len(set(numbers.values())) < 2:
-        return next(iter(numbers.values()), 1)
-    return fmean(numbers[id(request.sampling)] for request in requests)
-
-
-def _samplings(requests: Sequence[Request]) -> dict[int, Sampling]:
-    """By identity: most requests share one."""
-    return {id(request.sampling): request.sampling for request in requests}
-
-
-def _limit(sampling: Sampling) -> float:
-    limit = sampling.fields.get("max_tokens") or math.inf
+def _limit(request: Request) -> float:
+    limit = request.sampling.fields.get("max_tokens") or math.inf
     return limit if isinstance(limit, int) else math.inf  # or it is wrong
 
 
-def _answers(sampling: Sampling) -> int:
-    number = sampling.fields.get("n")
-    return number if isinstance(number, int) and number > 0 else 1  # or it is wrong
+def _writes(request: Request) -> bool:
+    """Whether its answer is asked to be long; the engines' own limit is 16 tokens."""
+    return "max_tokens" in request.sampling.fields and _limit(request) >= WRITING_TOKENS

@@ -150,9 +150,7 @@ class Scheduler:
                 this.model.here |= stage in ("loading", "warming up")  # not while "downloading"
                 return self._grant_due()
             case Ready(capacity, slots=slots):
-                this.model.equip(this, capacity, slots)
-                this.pace = this.pace or this.model.first_pace(this)
-                this.model.was_ready = this.model.here = True
+                this.model.join(this, capacity, slots)
                 return self._grant_due() + self._fill(this.model)
             case Outcomes():
                 return self._accept(this, event)

@@ -92,7 +92,7 @@ def shares():
     return [len(requests) for requests in sent]
 
 with Session(launcher=launcher) as session:
-    run = session.submit(job(["a"] * 100))
+    run = session.submit(job(["a"] * 100, max_tokens=64))
     eventually(lambda: len(shares()) == 2)
     run.stop()
 print(json.dumps(shares()))

@@ -96,24 +96,6 @@ def test_a_first_job_heeds_memory_bandwidth() -> None:
     assert fmean(found[True]) < 2.0
 
 
-def test_several_answers_to_each_prompt_are_counted() -> None:
-    """With `n` of 16 no device holds far more prompts than it can work on, so a slow one gets less.
-
-    The engines are full all the same, until there are too few answers for that.
-    """
-    fast = Machine(step_seconds=16.0, token_seconds=0.3, slots=256, capacity=288)
-    slow = replace(fast, step_seconds=48.0, token_seconds=0.9)
-    for machines, most in (([fast, fast], 1.25), ([fast, slow], 1.3)):
-        over = []
-        for seed in range(5):
-            rng = random.Random(seed)
-            lengths = [rng.lognormvariate(4.6, 0.7) for _ in range(250 * 2 * 16)]
-            plans = replicas(len(machines))
-            job = Simulation({"m": lengths}, plans, machines, answers=16, stagger=0.0).run()
-            over.append(job.now / bound(lengths, machines))
-        assert fmean(over) < most
-
-
 def test_a_device_that_joins_late_still_helps() -> None:
     """A job half done when the second device joins is finished by both."""
     machines = [Machine(), Machine(load_seconds=1000.0)]

@@ -37,7 +37,7 @@ from mgpu_magic.messages import (
     Stopped,
 )
 from mgpu_magic.outcomes import Completion, Failure, RemoteError
-from mgpu_magic.roster import answers_each, fair_share, longest_first
+from mgpu_magic.roster import fair_share, longest_first
 from mgpu_magic.scheduler import Scheduler
 from mgpu_magic.spec import Sampling
 
@@ -253,44 +253,6 @@ def test_nothing_waits_in_front_of_an_engine_at_the_end() -> None:
     assert submitted(job.begin()) == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
     assert submitted(job.handle(0, answers(0, 1, 2))) == {0: [8, 9]}
     assert submitted(job.handle(1, answers(4, 5, 6))) == {1: [10, 11]}
-
-
-def test_several_answers_to_a_prompt_are_counted() -> None:
-    """With `n` of 8 an engine of 16 sequences gets four prompts, whose answers end one by one.
-
-    Four more wait in front of it while there are enough for all.
-    """
-    sent = [Request(index, "x", Sampling({"n": 8})) for index in range(100)]
-    card = replace(warm(0, capacity=18), slots=16)
-    job = Scheduler(
-        job=JOB, requests={"m": sent}, workers=[card, on(1)], stagger=None, parallel_loads=1
-    )
-    assert submitted(job.begin()) == {0: [*range(8)]}
-    job.handle(1, IMPORTED)
-    assert submitted(job.handle(1, Ready(18, 1.0, slots=16))) == {1: [*range(8, 16)]}
-    answered = 0
-    held = {0: [*range(8)], 1: [*range(8, 16)]}
-    while job.pending("m") > 8:
-        finish_one(job, held, answered % 2)
-        answered += 1
-    assert [len(held[worker]) for worker in held] == [8, 8]
-    for worker in held:
-        for _ in range(4):
-            finish_one(job, held, worker)
-    assert [len(held[worker]) for worker in held] == [4, 4]
-
-
-def test_how_many_answers_a_request_asks_for() -> None:
-    """On average; what is no number of answers is the engine's to refuse."""
-
-    def mean(*numbers: object) -> float:
-        return answers_each([Request(0, "x", Sampling({"n": number})) for number in numbers])
-
-    assert mean(8, 8) == 8
-    assert mean(1, None, 4) == 2
-    assert mean("x", 0, -1, 2.5) == 1
-    assert answers_each([Request(0, "x", Sampling())]) == 1
-    assert answers_each([]) == 1
 
 
 def test_long_answers_are_dealt_among_the_workers() -> None:
@@ -811,6 +773,20 @@ def test_the_next_job_knows_how_fast_the_workers_were() -> None:
     assert {k: len(v) for k, v in submitted(again.begin()).items()} == {0: 90, 1: 10}
 
 
+def test_a_short_job_tells_no_pace() -> None:
+    """In less than four rounds of full batches, who ends a round first looks faster than it is."""
+    job = scheduler(warm(0, capacity=4), warm(1, capacity=4), m=100)
+    held = submitted(job.begin())
+    for _ in range(29):  # and one for each worker at the beginning
+        finish_one(job, held, 0)
+    assert job.paces() == {}
+    finish_one(job, held, 0)
+    assert len(job.paces()) == 2
+
+
+LONG = Sampling({"max_tokens": 64})
+
+
 def cards(*gigabytes: float | None, capacity: int = 100) -> list[Planned]:
     """Warm workers on devices of that memory bandwidth per second."""
     return [
@@ -819,8 +795,27 @@ def cards(*gigabytes: float | None, capacity: int = 100) -> list[Planned]:
     ]
 
 
+def writing(
+    workers: Collection[Planned], sampling: Sampling = LONG, *, first_alone: bool = True
+) -> Scheduler:
+    """A job of 100 requests with that sampling."""
+    return Scheduler(
+        job=JOB,
+        requests={"m": [Request(index, "x", sampling) for index in range(100)]},
+        workers=[*workers],
+        stagger=None,
+        parallel_loads=8,
+        first_alone=first_alone,
+    )
+
+
+def shares(actions: list[Action]) -> list[int]:
+    """How many requests each worker is sent."""
+    return [len(indices) for indices in submitted(actions).values()]
+
+
 @pytest.mark.parametrize(
-    ("gigabytes", "shares"),
+    ("gigabytes", "expected"),
     [
         ((900, 300), [90, 10]),  # of a third of the speed: a tenth
         ((900, None), [50, 50]),
@@ -829,29 +824,97 @@ def cards(*gigabytes: float | None, capacity: int = 100) -> list[Planned]:
     ],
 )
 def test_a_first_job_shares_by_memory_bandwidth(
-    gigabytes: tuple[float | None, ...], shares: list[int]
+    gigabytes: tuple[float | None, ...], expected: list[int]
 ) -> None:
-    """An A100 beside an L4 begins with most of the prompts, where both drivers say what they are.
+    """A fast card beside a slow one begins with most, where the driver tells what both are."""
+    assert shares(writing(cards(*gigabytes)).begin()) == expected
 
-    It is the same for workers that are still to load.
-    """
-    job = scheduler(*cards(*gigabytes), m=100)
-    assert [len(held) for held in submitted(job.begin()).values()] == shares
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_tokens": 64}, [90, 10]),
+        ({"max_tokens": None}, [90, 10]),
+        ({"max_tokens": 63}, [50, 50]),
+        ({"temperature": 0}, [50, 50]),  # and 16 tokens, by the engines' default
+        ({}, [50, 50]),  # as of classifiers
+    ],
+)
+def test_memory_bandwidth_tells_the_speed_of_writing(
+    fields: dict[str, object], expected: list[int]
+) -> None:
+    """Where prompts are read rather than answers written, it says nothing."""
+    assert shares(writing(cards(900, 300), Sampling(fields)).begin()) == expected
+
+
+def loading(*gigabytes: float, first_alone: bool) -> Scheduler:
+    """The same where both are to load; the first is about to."""
     new = [replace(card, state=NEW, capacity=0) for card in cards(*gigabytes)]
-    job = scheduler(*new, first_alone=False, m=100)
+    job = writing(new, first_alone=first_alone)
     job.begin()
-    assert [len(submitted(load(job, number, 100))[number]) for number in (0, 1)] == shares
+    return job
+
+
+def test_unlike_workers_that_load_one_after_the_other() -> None:
+    """A fast one first takes most; a slow one does not wait idle for a whole load of a fast one."""
+    job = loading(900, 300, first_alone=True)
+    assert shares(load(job, 0, 100)) == [90]
+    assert shares(load(job, 1, 100)) == [10]
+    job = loading(300, 900, first_alone=True)
+    assert shares(load(job, 0, 100)) == [50]
+    assert shares(load(job, 1, 100)) == [50]
+
+
+def test_unlike_workers_that_load_at_the_same_time() -> None:
+    """The slow one leaves to the fast one, which is soon there, what is its own."""
+    job = loading(300, 900, first_alone=False)
+    assert GrantLoad(1, 0.0) in job.handle(1, IMPORTED)
+    assert shares(load(job, 0, 100)) == [10]
+    assert shares(job.handle(1, Ready(100, 1.0))) == [90]
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        cards(900, 300, capacity=40),
+        [
+            replace(warm(0, capacity=40), pace=1.5),
+            replace(warm(1, capacity=40), pace=0.5),
+        ],
+    ],
+)
+def test_what_is_known_counts_as_much_as_a_round(workers: list[Planned]) -> None:
+    """A slow device that happens to end some answers early is not given the rest."""
+    job = writing(workers)
+    held = submitted(job.begin())
+    assert [len(held[0]), len(held[1])] == [40, 10]
+    # Of 96 that are left: (20 + 4)^2 / ((20 + 4)^2 + 60^2), of which it holds 6.
+    assert len(submitted(job.handle(1, answers(*held[1][:4])))[1]) == 8
 
 
 def test_what_a_job_has_shown_counts_more_than_memory_bandwidth() -> None:
     """A device that is held up by something else gets what it can do."""
-    known = [replace(card, pace=pace) for card, pace in zip(cards(900, 300), (1, 1), strict=True)]
-    assert [len(held) for held in submitted(scheduler(*known, m=100).begin()).values()] == [50, 50]
-    job = scheduler(*cards(900, 300, capacity=4), m=100)
+    known = [replace(card, pace=1.0) for card in cards(900, 300)]
+    assert shares(writing(known).begin()) == [50, 50]
+    job = writing(cards(900, 300, capacity=4))
     held = submitted(job.begin())
     for worker in (0, 1, 1, 1) * 10:
         finish_one(job, held, worker)
     assert job.paces()[1] > job.paces()[0]
+
+
+def test_each_model_has_devices_of_its_own_to_compare() -> None:
+    """What is not known of another model's device does not matter."""
+    job = Scheduler(
+        job=JOB,
+        requests={
+            model: [Request(index, "x", LONG) for index in range(100)] for model in ("m", "other")
+        },
+        workers=[*cards(900, 300), warm(2, "other", capacity=100)],
+        stagger=None,
+        parallel_loads=8,
+    )
+    assert shares(job.begin()) == [90, 10, 100]
 
 
 def test_deaths_say_nothing_about_a_pace() -> None:
@@ -859,13 +922,17 @@ def test_deaths_say_nothing_about_a_pace() -> None:
     job = scheduler(warm(0, capacity=4), warm(1, capacity=4), m=100)
     held = submitted(job.begin())
     job.handle(0, CRASH)
-    for worker in (1,) * 80:
-        finish_one(job, held, worker)
+    held[0] = submitted(load(job, 0, 4))[0]
+    for worker in (0, 1, 1, 1, 1) * 10:
+        if held[worker]:
+            finish_one(job, held, worker)
+    assert (job.state(0), job.state(1)) == (READY, READY)
+    assert not job.done
     assert job.paces() == {}
 
 
 def test_a_job_on_one_device_says_nothing_about_another() -> None:
-    """A device alone has no pace to compare, and one of unknown pace makes that of all unknown."""
+    """A device alone has no pace to compare, and one of unknown pace counts as the others' mean."""
     alone = scheduler(warm(0, capacity=4), m=40)
     held = submitted(alone.begin())
     while held[0]:
@@ -873,4 +940,7 @@ def test_a_job_on_one_device_says_nothing_about_another() -> None:
     assert alone.done
     assert alone.paces() == {}
     both = scheduler(replace(warm(0, capacity=9), pace=1.0), warm(1, capacity=9), m=10)
-    assert {k: len(v) for k, v in submitted(both.begin()).items()} == {0: 5, 1: 5}
+    assert shares(both.begin()) == [5, 5]
+    workers = [warm(number, capacity=100) for number in range(3)]
+    workers[1:] = [replace(workers[1], pace=1.5), replace(workers[2], pace=0.5)]
+    assert shares(scheduler(*workers, m=100).begin()) == [29, 65, 6]  # 1 to 9/4 to 1/4
