@@ -22,14 +22,13 @@ import numpy as np
 
 from benchmarks.common import markdown
 from benchmarks.machines import Machine, bound
-from benchmarks.simulator import Simulation, replicas
+from benchmarks.simulator import MAX_TOKENS, Simulation, replicas
 from mgpu_magic.lifecycle import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 SEED = 20260101
-MAX_TOKENS = 1024
 COUNTS = (2, 8, 64)
 PER_DEVICE = (12, 125, 1250, 12500, 125000)
 MOST = {2: 25000, 8: 1000000, 64: 800000}  # prompts, so that all of it takes under a minute

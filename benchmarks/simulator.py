@@ -267,13 +267,11 @@ def _clock_seconds() -> float:
     return (time.thread_time() - began) / 1000
 
 
-def replicas(count: int, bandwidths: Sequence[float | None] = ()) -> list[Planned]:
-    """One model, `"m"`, on so many devices, the first of which tell their memory bandwidth."""
+def replicas(count: int, bandwidths: Sequence[float] = ()) -> list[Planned]:
+    """One model, `"m"`, on so many devices, all or none of which tell their memory bandwidth."""
     return [
         Planned(worker=number, model="m", devices=(f"cpu:{number}",), memory_bandwidth=bandwidth)
-        for number, bandwidth in zip(
-            range(count), itertools.chain(bandwidths, itertools.repeat(None)), strict=False
-        )
+        for number, bandwidth in itertools.zip_longest(range(count), bandwidths)
     ]
 
 

@@ -157,11 +157,12 @@ class Model:
         That is in a job of less than some rounds, in which all slots could have been filled, and
         where prompts have killed workers: it says more about the prompts.
         """
-        paces = {worker.id: worker.pace for worker in self.workers if worker.state is READY}
-        slots = sum(worker.slots for worker in self.workers if worker.state is READY)
-        if len(paces) < 2 or sum(paces.values()) < TELLING_ROUNDS * slots or self.deaths:
+        ready = [worker for worker in self.workers if worker.state is READY]
+        done = sum(worker.pace for worker in ready)
+        slots = sum(worker.slots for worker in ready)
+        if len(ready) < 2 or done < TELLING_ROUNDS * slots or self.deaths:
             return {}
-        return _multiples(paces)
+        return _multiples({worker.id: worker.pace for worker in ready})
 
     def shares(self) -> Shares:
         """What its workers may hold now, until the next outcome.
@@ -289,7 +290,8 @@ def _expected(plans: Sequence[Planned], requests: Sequence[Request]) -> dict[int
     """Speeds by worker, as multiples of their mean; 1 for all where one is unknown.
 
     A model that writes reads all its weights for each step, so the bandwidth of the memory is as
-    good as a speed; where it reads prompts, or classifies, it is not.
+    good as a speed; where it reads prompts, or classifies, it is not. Of the requests, the last is
+    the shortest.
     """
     known = {plan.worker: plan.memory_bandwidth for plan in plans if plan.memory_bandwidth}
     if len(known) < len(plans) or not requests or not _writes(requests[-1]):

@@ -193,7 +193,7 @@ class Scheduler:
     def paces(self) -> dict[int, float]:
         """How fast workers were, as multiples of their model's mean, where the job was long enough.
 
-        The next job begins with it: with nothing known, a slow device gets as much as a fast one.
+        The next job begins with it.
         """
         found: dict[int, float] = {}
         for model in self._models.values():
